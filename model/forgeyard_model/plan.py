@@ -1,0 +1,172 @@
+"""What flows between the areas once a request is planned: data only, no host object behind it.
+
+ContainerPlan holds no value of one attempt, so its digest names *what* is run; Placement holds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from forgeyard_model.capabilities import ExecutorKind
+from forgeyard_model.identity import AttemptContext, SandboxId
+from forgeyard_model.job import EMPTY, Step
+from forgeyard_model.limits import ResourceLimits
+from forgeyard_model.policy import FilesystemPolicy, NetworkMode
+
+SHIM_DIR = "/.forgeyard"
+"""Where the shim and its channel appear in every sandbox: a path no image owns."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobUser:
+    """Numeric identity inside the sandbox. `name` and `home` are for the environment and messages."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    name: str = "forgeyard"
+
+
+@dataclass(frozen=True, slots=True)
+class RootfsBind:
+    """A host path that is part of a rootfs (process mode's /usr), always read-only, nosuid, nodev."""
+
+    source: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class RootfsPlan:
+    """A root filesystem as data. Made by `oci` for images and by `process_shim` for the host rootfs.
+
+    :param kind: PROCESS or CONTAINER.
+    :param lowers: directories on the host, topmost first. Process mode has one: the skeleton.
+    :param binds: host paths put on top of it.
+    :param writable: an ephemeral layer goes over it.
+    :param identity: digest that provenance shows: the image's, or the skeleton's.
+    :param env, user, entrypoint, cmd, workdir: from an image's config; empty in process mode.
+    """
+
+    kind: ExecutorKind
+    lowers: tuple[str, ...]
+    identity: str
+    binds: tuple[RootfsBind, ...] = ()
+    writable: bool = False
+    user: JobUser | None = None
+    env: Mapping[str, str] = EMPTY
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    workdir: str = ""
+
+
+class MountKind(StrEnum):
+    """Mount types the compiler knows."""
+
+    BIND = "bind"
+    TMPFS = "tmpfs"
+    PROC = "proc"
+    CGROUP = "cgroup"
+    DEVPTS = "devpts"
+    MQUEUE = "mqueue"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMount:
+    """One mount. For BIND, `slot` names a source that Placement resolves to a host path."""
+
+    destination: str
+    kind: MountKind
+    slot: str = ""
+    read_only: bool = True
+    executable: bool = True
+    size: int | None = None
+    mode: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rlimit:
+    """A POSIX limit by its kernel name, such as RLIMIT_NOFILE."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerPlan:
+    """What one container is, the same for every attempt of the same request on the same rootfs."""
+
+    kind: ExecutorKind
+    rootfs_identity: str
+    root_read_only: bool
+    mounts: tuple[PlanMount, ...]
+    user: JobUser
+    user_namespace: bool
+    network: NetworkMode
+    capabilities: tuple[str, ...]
+    seccomp: str
+    limits: ResourceLimits
+    rlimits: tuple[Rlimit, ...]
+    umask: int
+    env: Mapping[str, str]
+    workdir: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one attempt of a plan is put on this host.
+
+    :param rootfs: host path of the assembled root.
+    :param sources: host path for each slot of the plan's BIND mounts.
+    :param uid_base: first host uid and gid of the range; None when the plan has no user namespace.
+    :param cgroup: path below each hierarchy's root, as OCI's cgroupsPath has it; None lets the runtime choose.
+    :param netns: path of a namespace to join; None makes a new one (or the host's, for NetworkMode.HOST).
+    :param argv: the shim's argument vector inside the sandbox.
+    """
+
+    sandbox: SandboxId
+    rootfs: str
+    sources: Mapping[str, str]
+    uid_base: int | None
+    uid_count: int
+    cgroup: str | None
+    netns: str | None
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAttachment:
+    """What `networks` made for an attempt. `netns` None: the runtime makes the namespace, loopback only."""
+
+    mode: NetworkMode
+    netns: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A compiled bundle. `config` is the exact bytes of config.json; digests as ``sha256:…``."""
+
+    config: bytes
+    plan_digest: str
+    bundle_digest: str
+
+
+_NO_SOURCES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedExecution:
+    """A fully validated plan before any workload process starts (seed, section 8)."""
+
+    sandbox_id: SandboxId
+    context: AttemptContext
+    plan: ContainerPlan
+    placement: Placement
+    bundle: Bundle
+    filesystem: FilesystemPolicy
+    resource_limits: ResourceLimits
+    notes: tuple[str, ...] = ()
