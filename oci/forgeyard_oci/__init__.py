@@ -1,0 +1,1 @@
+"""Open Container Initiative: images read into root filesystems, plans compiled into bundles."""
