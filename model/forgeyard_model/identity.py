@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ulid import ULID
-
 from forgeyard_model.errors import InvalidRequest
 
 
@@ -23,6 +21,8 @@ class SandboxId:
     @classmethod
     def mint(cls) -> SandboxId:
         """A new id: sorts by time, 80 random bits."""
+        from ulid import ULID  # it reads its package's metadata when imported, which no `--help` should wait for
+
         return cls(str(ULID()).lower())
 
     @classmethod
@@ -31,6 +31,8 @@ class SandboxId:
 
         :raises InvalidRequest: when it is not a ULID.
         """
+        from ulid import ULID
+
         try:
             return cls(str(ULID.from_str(text.upper())).lower())
         except ValueError as error:
@@ -59,4 +61,4 @@ class AttemptContext:
 
     attempt_id: str
     tenant: str = ""
-    labels: Mapping[str, str] = field(default=_NO_LABELS)
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)

@@ -164,7 +164,7 @@ class Job:
     profile: ExecutionProfile = ExecutionProfile.STANDARD_CI
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     network: NetworkPolicy | None = None
-    env: Mapping[str, str] = EMPTY
+    env: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     user: str | None = None
     workdir: str | None = None
     source_mode: SourceMode | None = None

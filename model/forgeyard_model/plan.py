@@ -6,7 +6,7 @@ ContainerPlan holds no value of one attempt, so its digest names *what* is run; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -56,7 +56,7 @@ class RootfsPlan:
     binds: tuple[RootfsBind, ...] = ()
     writable: bool = False
     user: JobUser | None = None
-    env: Mapping[str, str] = EMPTY
+    env: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     workdir: str = ""

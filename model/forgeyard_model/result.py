@@ -106,9 +106,10 @@ class ProcessExit:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step. `exit` is None when it was skipped, never started, or lost; `error` says why it did not start.
+    """One step. `exit` is None when it was skipped, never executed, or lost; `error` says why.
 
-    duration: seconds. leftovers: processes the step left behind that the shim killed.
+    exec_code: 126 or 127 when it could not be executed. duration: seconds. leftovers: processes the step left
+    behind that the shim killed.
     """
 
     name: str
@@ -118,7 +119,13 @@ class StepResult:
     skipped: bool = False
     masked: bool = False
     error: str = ""
+    exec_code: int | None = None
     leftovers: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """It ended badly, or could not run at all. A background step that still runs has not failed."""
+        return bool(self.error) or (self.exit is not None and not self.exit.ok)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,5 +244,5 @@ class ExecutionResult:
     output: OutputSummary
     outputs: tuple[CollectedOutput, ...]
     provenance: Provenance
-    startup: Mapping[str, float] = _NO_PHASES
+    startup: Mapping[str, float] = field(default_factory=lambda: _NO_PHASES)
     notes: tuple[str, ...] = ()

@@ -8,13 +8,13 @@ from typing import Final
 
 from forgeyard_model.errors import InvalidRequest
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\Z")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\Z", re.ASCII)
 _POWER: Final = {"": 0, "b": 0}
 for _n, _letter in enumerate("kmgtp", start=1):
     for _suffix in (_letter, _letter + "b", _letter + "ib", _letter + "i"):
         _POWER[_suffix] = _n
 
-_DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?\Z")
+_DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?\Z", re.ASCII)
 
 MAX_SIZE: Final = 1 << 62
 """Bytes. Above this a size is a typing mistake, and signed kernel interfaces overflow."""
@@ -73,7 +73,7 @@ def parse_cpus(text: str | float, *, field: str) -> float:
 
 def format_size(size: int) -> str:
     """Bytes for people: MiB where exact, as `plan` echoes them."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+    for unit, shift in (("EiB", 60), ("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << shift:
             return f"{size / (1 << shift):.4g} {unit}"
     return f"{size} B"

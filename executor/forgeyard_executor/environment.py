@@ -1,0 +1,52 @@
+"""The variables a step sees (CONTRACT.md, Identity, environment). Nothing of the executor's own leaks in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from forgeyard_model.errors import InvalidRequest
+
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOME: Final = "/home/forgeyard"
+_DEFAULTS: Final = {"PATH": DEFAULT_PATH, "TZ": "UTC", "LANG": "C.UTF-8", "CI": "true"}
+
+# Kernel bounds (execve(2)): one string, and a quarter of the usual 8 MiB stack for all of them.
+STRING_LIMIT: Final = 32 * 4096 - 1
+TOTAL_LIMIT: Final = 2 * 1024 * 1024 - 8192
+
+
+def step_environment(
+    image: Mapping[str, str], job: Mapping[str, str], step: Mapping[str, str], *, user: str, toolchains: tuple[str, ...]
+) -> dict[str, str]:
+    """Merge, later wins: fixed defaults, image, HOME and identity, job, step; toolchains go in front of PATH."""
+    merged = {**_DEFAULTS, **image, "HOME": HOME, "USER": user, "LOGNAME": user, **job, **step}
+    if toolchains:
+        bins = ":".join(f"{path}/bin" for path in toolchains)
+        merged["PATH"] = f"{bins}:{merged['PATH']}" if merged.get("PATH") else bins
+    return merged
+
+
+def check_arguments(field: str, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+    """Refuse what execve would refuse, by name and before anything starts.
+
+    :raises InvalidRequest: names the argument or the variable.
+    """
+    total = 0
+    for index, word in enumerate(argv):
+        total += _check_word(f"{field}.argv[{index}]", word)
+    for name, value in env.items():
+        if not name or "=" in name:
+            raise InvalidRequest(f"{field}.env", name, "write a variable name without '='")
+        total += _check_word(f"{field}.env.{name}", f"{name}={value}")
+    if total > TOTAL_LIMIT:
+        raise InvalidRequest(field, f"{total} bytes", f"arguments and environment together may have {TOTAL_LIMIT}")
+
+
+def _check_word(field: str, word: str) -> int:
+    if "\0" in word:
+        raise InvalidRequest(field, word, "remove the NUL character")
+    size = len(word.encode("utf-8", "surrogateescape")) + 1
+    if size > STRING_LIMIT:
+        raise InvalidRequest(field, f"{size} bytes", f"the kernel takes {STRING_LIMIT} at most; pass a file instead")
+    return size + 8

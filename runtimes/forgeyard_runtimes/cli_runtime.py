@@ -1,0 +1,231 @@
+"""The adapter for OCI runtime command lines: runc, and by name crun and runsc.
+
+Each attempt has a `--root` of its own below its directory, so a runtime's state goes with that directory and no
+runtime process is left behind. `start` is one `run --detach` rather than create and start: the gate that the two
+commands would give is the shim's, and each command costs a Go start-up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from forgeyard_model.capabilities import ExecutorCapabilities, ResourceControls
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
+from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
+from forgeyard_model.policy import IsolationLevel, NetworkMode
+from forgeyard_runtimes.commands import OUTPUT_LIMIT, CommandTimeout, Completed, run_command, wait_readable
+from forgeyard_runtimes.contract import Carrier, ContainerRef, ContainerState, ContainerStatus, Stdio
+
+START_DEADLINE: Final = 60.0
+QUERY_DEADLINE: Final = 20.0
+_ENV: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeTraits:
+    """How one command line differs from runc's.
+
+    :param log: global flags that put its log into a file, with ``{}`` for the path.
+    :param carriers: what its containers can carry the shim's channel over.
+    :param needs_delete: it keeps more than a directory (processes, mounts), so `delete` must be run.
+    """
+
+    name: str
+    log: tuple[str, ...]
+    carriers: frozenset[Carrier]
+    needs_delete: bool
+
+
+TRAITS: Final = {
+    "runc": RuntimeTraits("runc", ("--log", "{}", "--log-format", "json"), frozenset({Carrier.FIFO}), False),
+    "crun": RuntimeTraits("crun", ("--log", "{}", "--log-format", "json"), frozenset({Carrier.FIFO}), True),
+    # gVisor opens no FIFO of the host's, so nothing of ours can run there until the shim has another carrier.
+    "runsc": RuntimeTraits("runsc", ("--log", "{}", "--log-format", "json"), frozenset(), True),
+}
+
+
+class CliRuntime:
+    """One OCI runtime command line. Use `find`."""
+
+    def __init__(self, binary: Path, traits: RuntimeTraits, version: str) -> None:
+        self._binary = str(binary)
+        self._traits = traits
+        self._version = version
+
+    @classmethod
+    async def find(cls, name: str) -> CliRuntime:
+        """Locate the runtime called `name` and ask its version.
+
+        :raises ExecutorError: UNSUPPORTED when it is unknown, not installed, or can't run our shim.
+        """
+        traits = TRAITS.get(name)
+        if traits is None:
+            raise _unsupported("runtime_unknown", f"no runtime is called {name!r}", f"use one of {', '.join(TRAITS)}")
+        path = shutil.which(name, path=_ENV["PATH"] + ":/usr/local/sbin:/usr/local/bin")
+        if path is None:
+            raise _unsupported("runtime_missing", f"{name} is not installed", f"install the package {name}")
+        if not traits.carriers:
+            raise _unsupported(
+                "runtime_carrier", f"{name} can't open the host FIFOs that carry a job's output", "use runc"
+            )
+        done = await _run((path, "--version"), QUERY_DEADLINE)
+        words = done.stdout.decode("utf-8", "replace").split()
+        if done.code != 0 or len(words) < 3:
+            raise _lost(f"{name} does not tell its version", done.shown())
+        return cls(Path(path), traits, words[2])
+
+    @property
+    def name(self) -> str:
+        """Name and version, such as ``runc 1.1.5``."""
+        return f"{self._traits.name} {self._version}"
+
+    async def create(
+        self, ref: ContainerRef, bundle: Bundle, rootfs: RootfsPlan, network: NetworkAttachment, stdio: Stdio
+    ) -> None:
+        """Write the bundle. Nothing is at the runtime yet."""
+        if stdio.carrier not in self._traits.carriers:
+            raise _unsupported("runtime_carrier", f"{self._traits.name} has no carrier {stdio.carrier}", "use runc")
+        ref.bundle.mkdir(mode=0o700, exist_ok=True)
+        (ref.bundle / "config.json").write_bytes(bundle.config)
+
+    async def start(self, ref: ContainerRef) -> int:
+        """`run --detach`: returns once PID 1, our shim, has been executed."""
+        pid_file = ref.directory / "pid"
+        argv = self._argv(ref, "run", "--detach", "--bundle", str(ref.bundle), "--pid-file", str(pid_file))
+        done = await _run((*argv, ref.container_id), START_DEADLINE)
+        if done.code != 0:
+            raise SandboxError(
+                SandboxErrorKind.NAMESPACE_FAILED,
+                "runtime_start",
+                f"{self._traits.name} could not start the container",
+                details=_log_message(ref.directory / "runtime.log") or done.shown(),
+            )
+        try:
+            return int(pid_file.read_text())
+        except (OSError, ValueError) as error:
+            raise _lost(f"{self._traits.name} wrote no pid", str(error)) from error
+
+    async def exec(self, ref: ContainerRef, process: bytes, *, deadline: float) -> int:
+        """Run a compiled process.json in the container; its exit code. Output is not kept."""
+        path = ref.directory / f"exec-{os.urandom(8).hex()}.json"
+        path.write_bytes(process)
+        try:
+            done = await _run((*self._argv(ref, "exec", "--process", str(path)), ref.container_id), deadline)
+        finally:
+            path.unlink()
+        return done.code
+
+    async def wait(self, pidfd: int) -> None:
+        """Until PID 1 is dead."""
+        await wait_readable(pidfd)
+
+    async def kill(self, ref: ContainerRef, pidfd: int) -> None:
+        """SIGKILL PID 1 by its pidfd; already dead is what was wanted."""
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    async def remove(self, ref: ContainerRef) -> None:
+        """For runc a directory is all there is, and ours to delete; others are asked."""
+        if not self._traits.needs_delete or not self._root(ref).exists():
+            return
+        done = await _run((*self._argv(ref, "delete", "--force"), ref.container_id), START_DEADLINE)
+        if done.code != 0 and (await self.state(ref)).status is not ContainerStatus.ABSENT:
+            raise SandboxError(
+                SandboxErrorKind.CLEANUP_FAILED,
+                "runtime_delete",
+                f"{self._traits.name} can't delete the container",
+                details=done.shown(),
+            )
+
+    async def state(self, ref: ContainerRef) -> ContainerState:
+        """What the runtime's own `state` says."""
+        absent = ContainerState(ref.container_id, ContainerStatus.ABSENT)
+        if not (self._root(ref) / ref.container_id).exists():
+            return absent
+        done = await _run((*self._argv(ref, "state"), ref.container_id), QUERY_DEADLINE)
+        if done.code != 0:
+            return absent
+        try:
+            answer = json.loads(done.stdout)
+            return ContainerState(ref.container_id, ContainerStatus(answer["status"]), int(answer.get("pid", 0)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise _lost(f"{self._traits.name} state gave no readable answer", done.shown()) from error
+
+    async def list(self, directories: tuple[Path, ...]) -> tuple[ContainerState, ...]:
+        """The containers of the attempts in `directories`, by their directories' names."""
+        found = []
+        for directory in directories:
+            names = sorted(child.name for child in (directory / "runtime").glob("*") if child.is_dir())
+            found.extend([await self.state(ContainerRef(name, directory)) for name in names])
+        return tuple(found)
+
+    def effective_spec(self, ref: ContainerRef) -> Mapping[str, Any]:
+        """The bundle's config.json: a command-line runtime adds nothing of its own to it."""
+        with (ref.bundle / "config.json").open("rb") as file:
+            spec: Mapping[str, Any] = json.load(file)
+        return spec
+
+    def capabilities(self) -> ExecutorCapabilities:
+        """What bundles on this adapter enforce; the executor verifies each at the gate of every job."""
+        return ExecutorCapabilities(
+            runtime=self.name,
+            isolation_levels=frozenset({IsolationLevel.PROCESS, IsolationLevel.NAMESPACE, IsolationLevel.CONTAINER}),
+            network_modes=frozenset({NetworkMode.DENY, NetworkMode.HOST}),
+            resource_controls=ResourceControls(cpu=True, memory=True, pids=True, disk=True),
+            user_namespace=True,
+            seccomp=True,
+        )
+
+    @staticmethod
+    def _root(ref: ContainerRef) -> Path:
+        return ref.directory / "runtime"
+
+    def _argv(self, ref: ContainerRef, *command: str) -> tuple[str, ...]:
+        log = str(ref.directory / "runtime.log")
+        flags = tuple(flag.format(log) if flag == "{}" else flag for flag in self._traits.log)
+        return (self._binary, "--root", str(self._root(ref)), *flags, *command)
+
+
+async def _run(argv: tuple[str, ...], deadline: float) -> Completed:
+    try:
+        return await run_command(argv, env=_ENV, deadline=deadline)
+    except CommandTimeout as error:
+        raise ExecutorError(
+            ExecutorErrorKind.TIMEOUT, "runtime_hangs", "the runtime does not answer", details=str(error)
+        ) from error
+    except OSError as error:
+        raise _lost(f"{argv[0]} can't be executed", str(error)) from error
+
+
+def _log_message(path: Path) -> str:
+    """The last error in a runtime's JSON log; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(OUTPUT_LIMIT).splitlines()
+    except FileNotFoundError:
+        return ""
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and entry.get("level") in ("error", "fatal"):
+            return str(entry.get("msg", ""))[:2000]
+    return ""
+
+
+def _unsupported(reason: str, brief: str, resolution: str) -> ExecutorError:
+    return ExecutorError(ExecutorErrorKind.UNSUPPORTED, reason, brief, resolution=resolution)
+
+
+def _lost(brief: str, details: str) -> ExecutorError:
+    return ExecutorError(ExecutorErrorKind.SPAWN_FAILED, "runtime_output", brief, details=details)

@@ -1,0 +1,94 @@
+"""Run one runtime command: posix_spawn, a pidfd in the event loop, output in a memfd that is read to a bound.
+
+asyncio's own subprocess support is not used: its watcher on 3.11 starts a thread per process, and pipes would
+wait for an end-of-file that a detached container, which inherits them, never gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+OUTPUT_LIMIT: Final = 1 << 20
+_RESET: Final = [signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXFSZ]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A finished command. `code` is negative for a death by signal; output is cut at OUTPUT_LIMIT bytes."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+    def shown(self) -> str:
+        """Argv, exit and the end of stderr, for the details of an error."""
+        tail = self.stderr.decode("utf-8", "replace").strip()[-2000:]
+        return f"{' '.join(self.argv)} ended with {self.code}" + (f": {tail}" if tail else "")
+
+
+class CommandTimeout(Exception):  # noqa: N818  names what happened; its catchers translate it
+    """The command outlived its deadline and was killed."""
+
+
+async def run_command(argv: Sequence[str], *, env: Mapping[str, str], deadline: float) -> Completed:
+    """Run `argv` in a process group of its own, so that a terminal's Ctrl-C reaches us and not it.
+
+    :param deadline: seconds; then the group is killed.
+    :raises CommandTimeout: when it was.
+    :raises FileNotFoundError, PermissionError: when it can't be executed.
+    """
+    out = os.memfd_create("forgeyard-stdout", os.MFD_CLOEXEC)
+    err = os.memfd_create("forgeyard-stderr", os.MFD_CLOEXEC)
+    try:
+        code = await _spawn_and_wait(argv, env, out, err, deadline)
+        return Completed(tuple(argv), code, os.pread(out, OUTPUT_LIMIT, 0), os.pread(err, OUTPUT_LIMIT, 0))
+    finally:
+        os.close(out)
+        os.close(err)
+
+
+async def _spawn_and_wait(argv: Sequence[str], env: Mapping[str, str], out: int, err: int, deadline: float) -> int:
+    actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, out, 1),
+        (os.POSIX_SPAWN_DUP2, err, 2),
+    ]
+    pid = os.posix_spawn(argv[0], list(argv), env, file_actions=actions, setpgroup=0, setsigdef=_RESET)  # noqa: ASYNC221  vfork: under 1 ms
+    pidfd = os.pidfd_open(pid)
+    try:
+        async with asyncio.timeout(deadline):
+            await wait_readable(pidfd)
+    except BaseException as error:
+        # Also on cancellation: a runtime command must not outlive the call that knows of it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)  # noqa: ASYNC222  it was just killed
+        if isinstance(error, TimeoutError):
+            raise CommandTimeout(f"{' '.join(argv)} was killed after {deadline:g}s") from error
+        raise
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])  # noqa: ASYNC222  its pidfd says it is dead
+
+
+async def wait_readable(fd: int) -> None:
+    """Until `fd` is readable; for a pidfd, until its process is dead."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, _finish, done)
+    try:
+        await done
+    finally:
+        loop.remove_reader(fd)
+
+
+def _finish(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

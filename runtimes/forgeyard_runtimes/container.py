@@ -1,0 +1,202 @@
+"""The whole life of one container with our shim in it: launch, gate, steps, end of the tree, evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from forgeyard_host.cgroups import AttemptCgroup
+from forgeyard_host.processes import ProcessFacts, process_facts
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
+from forgeyard_model.plan import Bundle, ContainerPlan, NetworkAttachment, Placement, RootfsPlan
+from forgeyard_model.result import Evidence, ResourceUsage
+from forgeyard_process_shim.channel import ShimChannel, ShimDied
+from forgeyard_process_shim.protocol import BackgroundExited, Exited, NoExec, Started, StepCommand
+from forgeyard_runtimes.commands import wait_readable
+from forgeyard_runtimes.contract import ContainerRef, ContainerRuntime, Stdio
+from forgeyard_runtimes.gate import verify_applied
+from forgeyard_runtimes.spool import Spool
+
+HELLO_DEADLINE: Final = 30.0
+KILL_DEADLINE: Final = 10.0
+"""Seconds for a killed tree to be gone. A process in uninterruptible sleep can hold it up longer: an error then."""
+
+FINISH_DEADLINE: Final = 2.0
+
+LEAF: Final = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerParts:
+    """What a container is made of; its owner made them and gives them back."""
+
+    runtime: ContainerRuntime
+    ref: ContainerRef
+    plan: ContainerPlan
+    placement: Placement
+    channel: ShimChannel
+    spool: Spool
+    cgroup: AttemptCgroup
+    own_namespaces: Mapping[str, int]
+
+
+class JobContainer:
+    """One container. `launch` once, then steps, then `finish` or `kill`; evidence stays readable until removal."""
+
+    def __init__(self, parts: ContainerParts) -> None:
+        self._parts = parts
+        self._pidfd = -1
+        self.pid = 0
+
+    async def launch(
+        self,
+        bundle: Bundle,
+        rootfs: RootfsPlan,
+        network: NetworkAttachment,
+        *,
+        phase: Callable[[str, float], None],
+    ) -> None:
+        """Start PID 1, check at the gate what was applied, and let it go.
+
+        :param phase: told the name and seconds of each part as it ends.
+        :raises ForgeyardError: the container may exist then; call `kill`.
+        """
+        parts = self._parts
+        clock = time.monotonic()
+        await parts.runtime.create(parts.ref, bundle, rootfs, network, Stdio())
+        self.pid = await parts.runtime.start(parts.ref)
+        self._hold_process()
+        phase("start", time.monotonic() - clock)
+        clock = time.monotonic()
+        await self._meet_shim()
+        parts.channel.unlink()
+        verify_applied(self._facts(), parts.plan, parts.placement, parts.own_namespaces)
+        parts.spool.attach(*parts.channel.take_output())
+        parts.channel.release()
+        phase("gate", time.monotonic() - clock)
+
+    async def run_step(self, command: StepCommand) -> Exited | NoExec:
+        """Run one step to its end.
+
+        :raises ShimDied: PID 1 is gone; nothing of the container runs any more.
+        """
+        return await self._parts.channel.run_step(command)
+
+    async def start_background(self, command: StepCommand) -> Started | NoExec | BackgroundExited:
+        """Start a step that lives on beside the next ones.
+
+        :raises ShimDied: as with `run_step`.
+        """
+        return await self._parts.channel.start_background(command)
+
+    def signal_step(self, signum: int) -> None:
+        """Signal the process group of the running step; none running is no error."""
+        self._parts.channel.signal(signum)
+
+    def kill_step(self) -> None:
+        """SIGKILL the running step and what it started; the sandbox lives on."""
+        self._parts.channel.kill_step()
+
+    async def finish(self) -> None:
+        """Let the shim end everything; where it does not, `kill`."""
+        self._parts.channel.finish()
+        try:
+            async with asyncio.timeout(FINISH_DEADLINE):
+                await self._parts.runtime.wait(self._pidfd)
+        except TimeoutError:
+            await self.kill()
+            return
+        await self._settle()
+
+    async def kill(self) -> None:
+        """SIGKILL the whole tree and see that it is gone. Safe at any time, also before or after the end.
+
+        :raises SandboxError: CLEANUP_FAILED, when something survives KILL_DEADLINE.
+        """
+        parts = self._parts
+        if self._pidfd >= 0:
+            await parts.runtime.kill(parts.ref, self._pidfd)
+            try:
+                async with asyncio.timeout(KILL_DEADLINE):
+                    await parts.runtime.wait(self._pidfd)
+            except TimeoutError as error:
+                raise _survives(parts.ref) from error
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """PID 1 is dead or was never seen: empty the cgroup, take in the last bytes, let go of the process."""
+        parts = self._parts
+        if not parts.cgroup.empty(LEAF):
+            # Only processes that never entered the pid namespace can be left: a runtime's own, killed half-way.
+            await asyncio.to_thread(parts.cgroup.kill, LEAF, seconds=KILL_DEADLINE)
+        if not parts.cgroup.empty(LEAF):
+            raise _survives(parts.ref)
+        await parts.spool.close_input()
+        parts.channel.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def evidence(self) -> Evidence:
+        """What the kernel counted for this container, from its cgroup."""
+        return self._parts.cgroup.evidence(LEAF)
+
+    def usage(self) -> ResourceUsage:
+        """What it used, as far as the kernel tells."""
+        return self._parts.cgroup.usage(LEAF)
+
+    def _hold_process(self) -> None:
+        """Take a pidfd, then make sure that it is the container's process and not a later owner of the number."""
+        self._pidfd = os.pidfd_open(self.pid)
+        leaf = self._parts.cgroup.leaf(LEAF)
+        if leaf not in self._facts().cgroups.values():
+            os.close(self._pidfd)
+            self._pidfd = -1
+            raise _pid1_gone()
+
+    def _facts(self) -> ProcessFacts:
+        try:
+            return process_facts(self.pid)
+        except ProcessLookupError as error:
+            raise _pid1_gone() from error
+
+    async def _meet_shim(self) -> None:
+        """Wait for the shim's first word; its death or silence is a failed start."""
+        death = asyncio.ensure_future(wait_readable(self._pidfd))
+        hello = asyncio.ensure_future(self._parts.channel.hello(timeout=HELLO_DEADLINE))
+        try:
+            await asyncio.wait({death, hello}, return_when=asyncio.FIRST_COMPLETED)
+            if hello.done():
+                hello.result()
+                return
+        except ShimDied as error:
+            raise _no_hello(str(error)) from error
+        finally:
+            death.cancel()
+            hello.cancel()
+        raise _no_hello("it died")
+
+
+def _pid1_gone() -> ExecutorError:
+    return ExecutorError(
+        ExecutorErrorKind.SPAWN_FAILED, "pid1_gone", "the container ended before its first step could start"
+    )
+
+
+def _no_hello(details: str) -> ExecutorError:
+    return ExecutorError(
+        ExecutorErrorKind.SPAWN_FAILED, "shim_silent", "PID 1 of the sandbox did not report", details=details
+    )
+
+
+def _survives(ref: ContainerRef) -> SandboxError:
+    return SandboxError(
+        SandboxErrorKind.CLEANUP_FAILED,
+        "tree_survives",
+        f"processes of {ref.container_id} survive SIGKILL",
+        resolution="look for processes in uninterruptible sleep (state D); `forgeyard gc` tries again",
+    )

@@ -1,0 +1,101 @@
+"""The contract every runtime adapter keeps: the life of one container, in ten verbs.
+
+PID 1 of the container is our shim, which holds at a gate of its own. So `start` may return with the container
+running and no byte of the workload executed; the gate is opened by the owner of the shim's channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from forgeyard_model.capabilities import ExecutorCapabilities
+from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
+
+
+class Carrier(StrEnum):
+    """What carries the shim's control and the steps' output out of the container."""
+
+    FIFO = "fifo"
+
+
+@dataclass(frozen=True, slots=True)
+class Stdio:
+    """How the container's streams travel. With FIFO its own stdio is /dev/null."""
+
+    carrier: Carrier = Carrier.FIFO
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRef:
+    """A container at a runtime. `directory` is the attempt's; bundle and runtime state live below it."""
+
+    container_id: str
+    directory: Path
+
+    @property
+    def bundle(self) -> Path:
+        """Where config.json is."""
+        return self.directory / "bundle"
+
+
+class ContainerStatus(StrEnum):
+    """States as the runtime spec names them, and ABSENT."""
+
+    CREATING = "creating"
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """What the runtime says of a container. `pid` 0 when it has no process."""
+
+    container_id: str
+    status: ContainerStatus
+    pid: int = 0
+
+
+class ContainerRuntime(Protocol):
+    """One adapter. Every method raises only ForgeyardError types; each has its own bounded time."""
+
+    @property
+    def name(self) -> str:
+        """Name and version, such as ``runc 1.1.5``."""
+
+    async def create(
+        self, ref: ContainerRef, bundle: Bundle, rootfs: RootfsPlan, network: NetworkAttachment, stdio: Stdio
+    ) -> None:
+        """Lay the container down. A failure leaves nothing at the runtime."""
+
+    async def start(self, ref: ContainerRef) -> int:
+        """Start PID 1 and return its host pid. A failure leaves nothing at the runtime."""
+
+    async def exec(self, ref: ContainerRef, process: bytes, *, deadline: float) -> int:
+        """Run one more process from a compiled process.json; its exit code."""
+
+    async def wait(self, pidfd: int) -> None:
+        """Until PID 1 is dead. Its status is no fact of ours: the shim reports those."""
+
+    async def kill(self, ref: ContainerRef, pidfd: int) -> None:
+        """SIGKILL PID 1, which takes its pid namespace along."""
+
+    async def remove(self, ref: ContainerRef) -> None:
+        """Forget a dead container. Repeating it is no error."""
+
+    async def state(self, ref: ContainerRef) -> ContainerState:
+        """What the runtime knows."""
+
+    async def list(self, directories: tuple[Path, ...]) -> tuple[ContainerState, ...]:
+        """The containers of the attempts in `directories`."""
+
+    def effective_spec(self, ref: ContainerRef) -> Mapping[str, Any]:
+        """The spec this container really runs with, as the runtime has it."""
+
+    def capabilities(self) -> ExecutorCapabilities:
+        """What this adapter claims on this host."""
