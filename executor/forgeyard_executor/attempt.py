@@ -7,38 +7,34 @@ import logging
 import platform
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from forgeyard_executor.disk import DiskWatch
 from forgeyard_executor.outputs import collect
 from forgeyard_executor.planning import UID_COUNT, Planned
 from forgeyard_executor.services import HostServices
 from forgeyard_executor.shielding import shielded
-from forgeyard_executor.steps import ResolvedStep, exec_failure
+from forgeyard_executor.step_runner import StepRunner, write_scripts
 from forgeyard_host.cgroups import AttemptCgroup
 from forgeyard_host.ledger import Ledger
 from forgeyard_host.operations import SandboxPlaced, SandboxSetup
 from forgeyard_host.recovery import undo
 from forgeyard_host.uids import UidLease
-from forgeyard_model.errors import ForgeyardError
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
 from forgeyard_model.identity import SandboxId
 from forgeyard_model.plan import NetworkAttachment, Placement, PreparedExecution, RootfsPlan
 from forgeyard_model.request import ExecutionRequest, impurities
 from forgeyard_model.result import (
     CollectedOutput,
     Evidence,
-    ProcessExit,
     Provenance,
     ResourceUsage,
-    StepResult,
 )
 from forgeyard_oci.spec import compile_bundle
 from forgeyard_process_shim.channel import ShimChannel
 from forgeyard_process_shim.hostroot import hosts_file
-from forgeyard_process_shim.protocol import Exited, NoExec, Started, StepCommand
 from forgeyard_runtimes.container import LEAF, ContainerParts, JobContainer
 from forgeyard_runtimes.contract import ContainerRef
 from forgeyard_runtimes.spool import Spool
@@ -58,8 +54,24 @@ class Held:
     cgroup: AttemptCgroup | None = None
     placed: SandboxPlaced | None = None
     channel: ShimChannel | None = None
+    scripts: dict[int, str] = field(default_factory=dict)
     spool: Spool | None = None
+    prepared: PreparedExecution | None = None
     container: JobContainer | None = None
+    steps: StepRunner | None = None
+
+
+T = TypeVar("T")
+
+
+def made(part: T | None) -> T:
+    """`part`, which an earlier phase made.
+
+    :raises ExecutorError: INTERNAL, when the phases were called in another order.
+    """
+    if part is None:
+        raise ExecutorError(ExecutorErrorKind.INTERNAL, "attempt_order", "a phase of the attempt was left out")
+    return part
 
 
 class Attempt:
@@ -82,15 +94,12 @@ class Attempt:
         self._network = network
         self._held = Held()
         self._directory = services.paths.attempt(self.sandbox)
-        self._prepared: PreparedExecution | None = None
         self._disk = DiskWatch(services.host, str(self._directory), request.limits.disk)
-        self._scripts: dict[int, str] = {}
 
     @property
     def prepared(self) -> PreparedExecution:
         """The validated plan."""
-        assert self._prepared is not None, "prepare comes first"  # noqa: S101  order is our own code's
-        return self._prepared
+        return made(self._held.prepared)
 
     # ---- prepare
 
@@ -125,7 +134,7 @@ class Attempt:
         held.channel = ShimChannel.create(
             self._directory / "ctl", shim=services.shim, uid=held.lease.base + user.uid, gid=held.lease.base + user.gid
         )
-        self._write_scripts(held.channel)
+        held.scripts = write_scripts(held.channel, self.planned.steps)
         held.spool = Spool.create(
             services.paths.spool(services.executor_id, self.sandbox), services.pump, self.request.output_cap
         )
@@ -146,12 +155,6 @@ class Attempt:
             disk_limit=self.request.limits.disk,
         )
 
-    def _write_scripts(self, channel: ShimChannel) -> None:
-        """Beforehand, so that a disk that the job fills can't turn its own failure into ours."""
-        for index, resolved in enumerate(self.planned.steps):
-            if resolved.step.script is not None:
-                self._scripts[index] = channel.write_script(f"step-{index}", resolved.step.script)
-
     def _compile(self, base: int, cgroup: AttemptCgroup, placed: SandboxPlaced) -> None:
         planned = self.planned
         sources = {slot: str(self._directory / name) for slot, name in planned.attempt_files.items()}
@@ -166,7 +169,7 @@ class Attempt:
             netns=self._network.netns,
             argv=ShimChannel.argv,
         )
-        self._prepared = PreparedExecution(
+        self._held.prepared = PreparedExecution(
             sandbox_id=self.sandbox,
             context=self.request.context,
             plan=planned.plan,
@@ -185,76 +188,40 @@ class Attempt:
         :raises ForgeyardError: the attempt must then be cleaned up.
         """
         held, services = self._held, self._services
-        assert held.channel and held.spool and held.cgroup and held.ledger  # noqa: S101  prepare made them
-        held.ledger.intend("container", runtime_root=str(self._directory / "runtime"))
+        channel = made(held.channel)
+        made(held.ledger).intend("container", runtime_root=str(self._directory / "runtime"))
         held.container = JobContainer(
             ContainerParts(
                 runtime=services.runtime,
                 ref=ContainerRef(self.sandbox.container, self._directory),
                 plan=self.prepared.plan,
                 placement=self.prepared.placement,
-                channel=held.channel,
-                spool=held.spool,
-                cgroup=held.cgroup,
+                channel=channel,
+                spool=self.spool,
+                cgroup=made(held.cgroup),
                 own_namespaces=services.own_namespaces,
             )
         )
         await held.container.launch(self.prepared.bundle, self.rootfs, self._network, phase=self._note_phase)
+        held.steps = StepRunner(
+            held.container, channel, self.spool, held.scripts, merge_output=self.request.spec.merge_output
+        )
         self._disk.start()
 
     @property
     def container(self) -> JobContainer:
         """The launched container."""
-        assert self._held.container is not None  # noqa: S101  launch made it
-        return self._held.container
+        return made(self._held.container)
 
     @property
     def spool(self) -> Spool:
         """The job's output."""
-        assert self._held.spool is not None  # noqa: S101  prepare made it
-        return self._held.spool
+        return made(self._held.spool)
 
-    async def run_step(self, index: int, resolved: ResolvedStep, *, started: datetime, clock: float) -> StepResult:
-        """Run one resolved step and say how it ended; of a background step, that it began.
-
-        :raises ShimDied: the sandbox is gone.
-        """
-        step = resolved.step
-        command = self._command(index, resolved)
-        end = await (self.container.start_background(command) if step.background else self.container.run_step(command))
-        await self.spool.drain()
-        self._forget_files(index, command)
-        base = StepResult(step.name, None, started, time.monotonic() - clock)
-        if isinstance(end, Started):
-            return base
-        if isinstance(end, NoExec):
-            code, error = exec_failure(resolved, end.stage.name.lower(), end.errno)
-            return replace(base, masked=step.continue_on_error, error=error, exec_code=code)
-        process_exit = ProcessExit.from_wait_status(end.status)
-        masked = step.continue_on_error and not process_exit.ok
-        leftovers = end.leftovers if isinstance(end, Exited) else 0
-        return replace(base, exit=process_exit, masked=masked, leftovers=leftovers)
-
-    def _command(self, index: int, resolved: ResolvedStep) -> StepCommand:
-        step, channel = resolved.step, self._held.channel
-        assert channel is not None  # noqa: S101  prepare made it
-        argv = resolved.argv
-        if step.script is not None:
-            path = self._scripts.get(index) or channel.write_script(f"step-{index}", step.script)
-            argv = (*argv, path)
-        return StepCommand(
-            id=index + 1,
-            argv=argv,
-            env=resolved.env,
-            cwd=resolved.workdir,
-            stdin=channel.write_stdin(index, step.stdin) if step.stdin is not None else "",
-            background=step.background,
-            merge_output=self.request.spec.merge_output,
-        )
-
-    def _forget_files(self, index: int, command: StepCommand) -> None:
-        if command.stdin and self._held.channel is not None:
-            self._held.channel.remove(command.stdin)
+    @property
+    def steps(self) -> StepRunner:
+        """What runs steps in the launched container."""
+        return made(self._held.steps)
 
     # ---- end
 
@@ -267,9 +234,7 @@ class Attempt:
 
     async def collect_outputs(self) -> tuple[CollectedOutput, ...]:
         """Take what the job promised out of its writable layer."""
-        placed = self._held.placed
-        assert placed is not None  # noqa: S101  prepare made it
-        source = Path(placed.sources["output"])
+        source = Path(made(self._held.placed).sources["output"])
         declared, destination = self.request.spec.outputs, self.request.workspace.output
         if not declared and destination is None:
             return ()

@@ -29,6 +29,9 @@ from forgeyard_runtimes.spool import OutputChunk
 
 log: Final = logging.getLogger("forgeyard.executor")
 
+DEATH_GRACE: Final = 1.0
+"""Seconds between the death of PID 1 and giving up on its last report."""
+
 
 class Execution:
     """A started attempt. `wait` for its result, `cancel` it, read its `output`; any number of readers."""
@@ -41,6 +44,7 @@ class Execution:
         self._no_more_steps = asyncio.Event()
         self._step_lock = asyncio.Lock()
         self._results: list[StepResult] = []
+        self._notes: list[str] = []
         self._started_at = datetime.now(UTC)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"forgeyard {attempt.sandbox}")
 
@@ -104,8 +108,11 @@ class Execution:
             evidence, usage = await attempt.read_evidence()
             outputs = await attempt.collect_outputs()
         except ForgeyardError as error:
-            log.error("attempt %s failed: %s", attempt.sandbox, error)
-            self._end = End(EndCause.INFRASTRUCTURE, detail=str(error))
+            log.exception("attempt %s failed", attempt.sandbox)
+            if self._end is None or self._end.cause is EndCause.EXITED:
+                self._end = End(EndCause.INFRASTRUCTURE, detail=str(error))
+            else:
+                self._notes.append(str(error))
         except asyncio.CancelledError:
             # Only the executor's own shutdown cancels this task; the attempt is cleaned all the same.
             self._end = self._end or End(EndCause.CANCELLED, cancellation=CancellationReason.SHUTDOWN)
@@ -118,18 +125,34 @@ class Execution:
         """Steps until they are through or something stops them; then the end of the tree, verified."""
         steps = asyncio.ensure_future(self._run_steps())
         stopped = asyncio.ensure_future(self._stop.wait())
-        limit = self._attempt.request.limits.wall_time
+        death = asyncio.ensure_future(self._attempt.container.wait_dead())
+        limit, name = self._time_limit()
         try:
-            await asyncio.wait((steps, stopped), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if not steps.done():
-                self._set_end(End(EndCause.TIMED_OUT, detail="timeout", limit=limit or 0.0))
+            await asyncio.wait((steps, stopped, death), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if death.done() and not steps.done():
+                # What the running step last reported may still be in the pipe; it counts.
+                await asyncio.wait((steps,), timeout=DEATH_GRACE)
+                self._set_end(End(EndCause.SANDBOX_DIED))
+            elif not steps.done():
+                self._set_end(End(EndCause.TIMED_OUT, detail=name, limit=limit or 0.0))
                 await self._stop_steps(steps)
             if steps.done():
                 steps.result()
                 self._set_end(End(EndCause.EXITED))
         finally:
             stopped.cancel()
+            death.cancel()
             await self._end_tree(steps)
+
+    def _time_limit(self) -> tuple[float | None, str]:
+        """Seconds that the steps have, and which limit that is: the job's timeout, or the caller's deadline."""
+        request = self._attempt.request
+        limit = request.limits.wall_time
+        if request.context.deadline is not None:
+            left = max(0.0, (request.context.deadline - datetime.now(UTC)).total_seconds())
+            if limit is None or left < limit:
+                return left, "the caller's deadline"
+        return limit, "timeout"
 
     async def _end_tree(self, steps: asyncio.Future[None]) -> None:
         container = self._attempt.container
@@ -192,7 +215,7 @@ class Execution:
         started, clock = datetime.now(UTC), time.monotonic()
         log.info("step begins", extra={"sandbox": self.sandbox_id, "step": resolved.step.name, "step_index": index})
         try:
-            result = await self._attempt.run_step(index, resolved, started=started, clock=clock)
+            result = await self._attempt.steps.run(index, resolved)
         except ShimDied:
             duration = time.monotonic() - clock
             self._results.append(
@@ -245,5 +268,5 @@ class Execution:
             outputs=outputs,
             provenance=attempt.provenance(),
             startup=dict(attempt.phases),
-            notes=(*attempt.prepared.notes, *verdict.notes, *cleanup),
+            notes=(*attempt.prepared.notes, *verdict.notes, *self._notes, *cleanup),
         )

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forgeyard_executor.attempt import Attempt
 from forgeyard_executor.execution import Execution
-from forgeyard_executor.export import export_bundle
+from forgeyard_executor.export import BundleExport
 from forgeyard_executor.outputs import check_destination
 from forgeyard_executor.planning import Planned, check_isolation, plan_request, process_mode_user
 from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover
@@ -35,11 +36,13 @@ from forgeyard_model.policy import IsolationLevel
 from forgeyard_model.request import ExecutionRequest, PreparedWorkspace, request_from_job
 from forgeyard_model.result import CancellationReason
 from forgeyard_networks.attach import attach
-from forgeyard_oci.image_store import ImageStore
 from forgeyard_process_shim.binary import shim_binary
 from forgeyard_process_shim.hostroot import HostRootfs
 from forgeyard_runtimes.cli_runtime import CliRuntime
 from forgeyard_runtimes.spool import OutputPump
+
+if TYPE_CHECKING:
+    from forgeyard_oci.image_store import ImageStore
 
 DEFAULT_STATE_DIR: Final = "/var/lib/forgeyard"
 _POOL_SIZE: Final = 4
@@ -51,7 +54,7 @@ class Executor:
     def __init__(self, services: HostServices) -> None:
         self._services = services
         self._host_rootfs: dict[tuple[bool, bool], HostRootfs] = {}
-        self._images = ImageStore(services.paths.images)
+        self._images: ImageStore | None = None
         self._prepared: dict[SandboxId, Attempt] = {}
         self._running: dict[SandboxId, Execution] = {}
 
@@ -70,7 +73,7 @@ class Executor:
                 "the executor makes mounts, cgroups and user namespaces and needs root",
                 resolution="run it as root; the jobs themselves never are",
             )
-        paths = StatePaths(Path(state_dir).absolute())
+        paths = StatePaths(Path(os.path.realpath(state_dir)))  # noqa: ASYNC240  once, at open
         paths.make()
         async with AsyncExitStack() as stack:
             services = await _open_services(stack, paths, runtime)
@@ -147,14 +150,16 @@ class Executor:
         source: str | Path | None = None,
         output: str | Path | None = None,
         attempt_id: str | None = None,
+        deadline: datetime | None = None,
     ) -> AsyncIterator[Execution]:
         """Prepare and start `job`; leaving the block cancels what still runs, then cleans.
 
         :param source: tree that appears at /work/source, as the profile's or the job's source mode has it.
         :param output: absent or empty directory for what the job leaves in /work/output.
         :param attempt_id: the caller's own name for the attempt; data only.
+        :param deadline: an absolute end, with a time zone, that caps the job's own timeout.
         """
-        context = AttemptContext(attempt_id or f"local-{SandboxId.mint()}")
+        context = AttemptContext(attempt_id or f"local-{SandboxId.mint()}", deadline=deadline)
         workspace = PreparedWorkspace(None if source is None else str(source), None if output is None else str(output))
         prepared = await self.prepare(request_from_job(job, context=context, workspace=workspace))
         execution = await self.start(prepared)
@@ -189,20 +194,29 @@ class Executor:
 
         def export() -> Bundle:
             rootfs, planned = self._plan(request, isolation)
-            return export_bundle(self._services, request, rootfs, planned, network, directory)
+            return BundleExport(self._services, request, rootfs, planned, network).write(directory)
 
         return await self._services.in_pool(export)
 
     def _plan(self, request: ExecutionRequest, isolation: IsolationLevel) -> tuple[RootfsPlan, Planned]:
         if request.spec.image is not None:
             spec = request.spec
-            rootfs = self._images.prepare(request.spec.image, spec.platform, Path.cwd(), user=spec.user)
+            rootfs = self._image_store().prepare(request.spec.image, spec.platform, Path.cwd(), user=spec.user)
         else:
             request, local, opt = split_root_approvals(request)
             if (local, opt) not in self._host_rootfs:
                 self._host_rootfs[local, opt] = HostRootfs(self._services.paths.rootfs, local=local, opt=opt)
             rootfs = replace(self._host_rootfs[local, opt].plan(), user=process_mode_user(request.spec.user))
         return rootfs, plan_request(request, rootfs, isolation=isolation, nofile_ceiling=nofile_ceiling())
+
+    def _image_store(self) -> ImageStore:
+        """Opened by the first job with an image, since its models are slow to import."""
+        if self._images is None:
+            from forgeyard_oci.image_store import ImageStore
+
+            self._images = ImageStore(self._services.paths.images)
+            self._images.sweep()
+        return self._images
 
     async def _close(self) -> None:
         for execution in list(self._running.values()):

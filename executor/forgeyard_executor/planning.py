@@ -29,7 +29,7 @@ from forgeyard_model.policy import (
     SourceMode,
 )
 from forgeyard_model.request import ExecutionRequest
-from forgeyard_process_shim.hostroot import EXTRA_WRITABLE
+from forgeyard_process_shim.hostroot import EXTRA_WRITABLE, HOSTS, RESOLV_CONF
 
 UID_COUNT: Final = 65536
 SHIM_ENV: Final[Mapping[str, str]] = {"PATH": "/nonexistent"}
@@ -74,7 +74,7 @@ def check_isolation(request: ExecutionRequest, capabilities: ExecutorCapabilitie
         raise SandboxError(
             SandboxErrorKind.UNSUPPORTED_ISOLATION,
             "isolation_minimum",
-            f"profile {request.profile.value} needs isolation {needed.value}, {capabilities.runtime} gives {kind.value}",
+            f"profile {request.profile.value} needs isolation {needed.value}; {capabilities.runtime} has {kind.value}",
             resolution="choose a profile that this host can serve, or a runner with a VM backend",
         )
     return kind
@@ -138,7 +138,7 @@ def plan_request(
         binds=(*root_binds, *source_binds, *paths),
         overlays=(*root_overlays, *source_overlays),
         scratch=tuple(ScratchDir(name, name, mode, user.uid, user.gid) for name, _, mode in _writable(rootfs)),
-        host_sources={"cpu": _CPU_TOPOLOGY} | ({"resolv": "/etc/resolv.conf"} if host_network else {}),
+        host_sources={"cpu": _CPU_TOPOLOGY} | ({"resolv": RESOLV_CONF} if host_network else {}),
         attempt_files={"control": "ctl", "hosts": "hosts"},
         isolation=isolation,
         notes=notes,
@@ -174,9 +174,9 @@ def _mounts(
     """In mounting order: what lies on top comes later, the shim's channel last so that nothing covers it."""
     mounts = [PlanMount(bind.destination, MountKind.BIND, f"rootfs-{n}") for n, bind in enumerate(rootfs.binds)]
     mounts.append(PlanMount(_CPU_TOPOLOGY, MountKind.BIND, "cpu", executable=False))
-    mounts.append(PlanMount("/etc/hosts", MountKind.BIND, "hosts", executable=False))
+    mounts.append(PlanMount(HOSTS, MountKind.BIND, "hosts", executable=False))
     if host_network:
-        mounts.append(PlanMount("/etc/resolv.conf", MountKind.BIND, "resolv", executable=False))
+        mounts.append(PlanMount(RESOLV_CONF, MountKind.BIND, "resolv", executable=False))
     mounts.extend(PlanMount(where, MountKind.BIND, name, read_only=False) for name, where, _ in _writable(rootfs))
     if request.workspace.source is not None:
         read_only = request.sandbox.filesystem.source_mode is SourceMode.RO

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from forgeyard_model.errors import InvalidRequest
-from forgeyard_model.policy import ApprovedHostPath
+from forgeyard_model.policy import ApprovedHostPath, NetworkMode
 from forgeyard_model.request import ExecutionRequest, PreparedWorkspace
+from forgeyard_process_shim.hostroot import RESOLV_CONF
 
 _ROOT_PARTS: Final = ("/usr/local", "/opt")
 
@@ -22,6 +23,8 @@ def canonical_request(request: ExecutionRequest, state_root: Path) -> ExecutionR
     workspace, filesystem = request.workspace, request.sandbox.filesystem
     source = None if workspace.source is None else _directory("source", workspace.source, state_root)
     output = None if workspace.output is None else os.path.realpath(workspace.output)
+    if request.network.mode is NetworkMode.HOST and not Path(RESOLV_CONF).exists():
+        raise InvalidRequest("network", "host", f"the host has no {RESOLV_CONF} to share; use network deny")
     filesystem = replace(
         filesystem,
         toolchains=_approved("toolchains", filesystem.toolchains, state_root),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import MappingProxyType
 
 from forgeyard_model.errors import InvalidRequest
@@ -57,8 +58,12 @@ _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """The caller's own names for the attempt. Data only: shown and recorded, never part of a host path."""
+    """The caller's own names for the attempt. Data only: shown and recorded, never part of a host path.
+
+    :param deadline: when the steps must have ended, whatever the job's own timeout says (section 103).
+    """
 
     attempt_id: str
     tenant: str = ""
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
+    deadline: datetime | None = None

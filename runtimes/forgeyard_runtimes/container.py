@@ -16,7 +16,6 @@ from forgeyard_model.plan import Bundle, ContainerPlan, NetworkAttachment, Place
 from forgeyard_model.result import Evidence, ResourceUsage
 from forgeyard_process_shim.channel import ShimChannel, ShimDied
 from forgeyard_process_shim.protocol import BackgroundExited, Exited, NoExec, Started, StepCommand
-from forgeyard_runtimes.commands import wait_readable
 from forgeyard_runtimes.contract import ContainerRef, ContainerRuntime, Stdio
 from forgeyard_runtimes.gate import verify_applied
 from forgeyard_runtimes.spool import Spool
@@ -50,6 +49,8 @@ class JobContainer:
     def __init__(self, parts: ContainerParts) -> None:
         self._parts = parts
         self._pidfd = -1
+        # One watcher: the event loop takes a single reader per descriptor.
+        self._death: asyncio.Future[None] | None = None
         self.pid = 0
 
     async def launch(
@@ -104,13 +105,10 @@ class JobContainer:
     async def finish(self) -> None:
         """Let the shim end everything; where it does not, `kill`."""
         self._parts.channel.finish()
-        try:
-            async with asyncio.timeout(FINISH_DEADLINE):
-                await self._parts.runtime.wait(self._pidfd)
-        except TimeoutError:
+        if await self._dead_within(FINISH_DEADLINE):
+            await self._settle()
+        else:
             await self.kill()
-            return
-        await self._settle()
 
     async def kill(self) -> None:
         """SIGKILL the whole tree and see that it is gone. Safe at any time, also before or after the end.
@@ -120,12 +118,19 @@ class JobContainer:
         parts = self._parts
         if self._pidfd >= 0:
             await parts.runtime.kill(parts.ref, self._pidfd)
-            try:
-                async with asyncio.timeout(KILL_DEADLINE):
-                    await parts.runtime.wait(self._pidfd)
-            except TimeoutError as error:
-                raise _survives(parts.ref) from error
+            if not await self._dead_within(KILL_DEADLINE):
+                raise _survives(parts.ref)
         await self._settle()
+
+    async def wait_dead(self) -> None:
+        """Until PID 1 is dead, whoever ended it."""
+        if self._death is not None:
+            await asyncio.wait((self._death,))
+
+    async def _dead_within(self, seconds: float) -> bool:
+        if self._death is not None:
+            await asyncio.wait((self._death,), timeout=seconds)
+        return self._death is None or self._death.done()
 
     async def _settle(self) -> None:
         """PID 1 is dead or was never seen: empty the cgroup, take in the last bytes, let go of the process."""
@@ -137,9 +142,15 @@ class JobContainer:
             raise _survives(parts.ref)
         await parts.spool.close_input()
         parts.channel.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._pidfd < 0:
+            return
+        if self._death is not None:
+            self._death.cancel()
+        os.close(self._pidfd)
+        self._pidfd = -1
 
     def evidence(self) -> Evidence:
         """What the kernel counted for this container, from its cgroup."""
@@ -154,9 +165,9 @@ class JobContainer:
         self._pidfd = os.pidfd_open(self.pid)
         leaf = self._parts.cgroup.leaf(LEAF)
         if leaf not in self._facts().cgroups.values():
-            os.close(self._pidfd)
-            self._pidfd = -1
+            self._let_go()
             raise _pid1_gone()
+        self._death = asyncio.ensure_future(self._parts.runtime.wait(self._pidfd))
 
     def _facts(self) -> ProcessFacts:
         try:
@@ -166,19 +177,18 @@ class JobContainer:
 
     async def _meet_shim(self) -> None:
         """Wait for the shim's first word; its death or silence is a failed start."""
-        death = asyncio.ensure_future(wait_readable(self._pidfd))
         hello = asyncio.ensure_future(self._parts.channel.hello(timeout=HELLO_DEADLINE))
+        death = asyncio.ensure_future(self.wait_dead())
         try:
-            await asyncio.wait({death, hello}, return_when=asyncio.FIRST_COMPLETED)
-            if hello.done():
-                hello.result()
-                return
+            await asyncio.wait((hello, death), return_when=asyncio.FIRST_COMPLETED)
+            if not hello.done():
+                raise _no_hello("it died")
+            hello.result()
         except ShimDied as error:
             raise _no_hello(str(error)) from error
         finally:
             death.cancel()
             hello.cancel()
-        raise _no_hello("it died")
 
 
 def _pid1_gone() -> ExecutorError:

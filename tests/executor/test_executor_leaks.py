@@ -65,7 +65,8 @@ def test_closing_the_executor_ends_its_jobs(state_dir: Path, leaks: object, warm
         for execution in executions:
             result = await execution.wait()
             assert result.outcome is Outcome.CANCELLED
-            assert result.cancellation is not None and result.cancellation.value == "shutdown"
+            assert result.cancellation is not None
+            assert result.cancellation.value == "shutdown"
         for context in contexts:
             await context.__aexit__(None, None, None)
 

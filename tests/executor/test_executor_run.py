@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from forgeyard_executor import (
+    ApprovedHostPath,
     CancellationReason,
     Execution,
     ExecutionResult,
@@ -162,7 +164,9 @@ def test_identity_and_filesystem(shared_state: Path) -> None:
     result, out, _ = run(shared_state, Job(rootfs="host", steps=(sh(script),)))
     lines = out.decode().split("\n")
     assert lines[:4] == ["1000", "forgeyard", "/home/forgeyard UTC C.UTF-8 true", "/work/build"]
-    assert "read-only" in lines and "shadow" not in lines and not any(line.startswith("ro ") for line in lines)
+    assert "read-only" in lines
+    assert "shadow" not in lines
+    assert not any(line.startswith("ro ") for line in lines)
     assert result.outcome is Outcome.SUCCEEDED
 
 
@@ -171,7 +175,7 @@ def test_source(shared_state: Path, root: dict[str, str], tree: Path, mode: Sour
     """The source is the job's own by owner; ro refuses writes, cow takes them and forgets them."""
     script = "stat -c %u f; cat f; echo changed > f && cat f; pwd"
     job = Job(**root, steps=(sh(script),), source_mode=mode, user="1000" if "image" in root else None)
-    result, out, _ = run(shared_state, job, source=tree)
+    _result, out, _ = run(shared_state, job, source=tree)
     assert out.startswith(b"1000\noriginal\n")
     assert (b"changed" in out) == (mode is SourceMode.COW)
     assert (tree / "f").read_text() == "original\n"
@@ -222,7 +226,8 @@ def test_output_symlink_to_host_is_not_followed(shared_state: Path, tmp_path: Pa
     """A job that plants a link gets no file of the host's into its outputs."""
     steps = (sh("ln -s /etc/shadow /work/output/r.xml"),)
     result, _, _ = run(shared_state, Job(rootfs="host", steps=steps), output=tmp_path / "o")
-    assert not (tmp_path / "o/r.xml").is_symlink() and not (tmp_path / "o/r.xml").exists()
+    assert not (tmp_path / "o/r.xml").is_symlink()
+    assert not (tmp_path / "o/r.xml").exists()
     assert any("r.xml" in name for output in result.outputs for name in output.skipped)
 
 
@@ -265,9 +270,7 @@ def test_output_cap_keeps_head_and_tail(shared_state: Path) -> None:
     """Above the cap the middle is dropped, counted, and the job goes on. A reader that came late sees the gap."""
 
     async def main() -> None:
-        job = Job(
-            rootfs="host", steps=(sh("echo first; head -c 5000000 /dev/zero; echo last"),), output_cap=1 << 20
-        )
+        job = Job(rootfs="host", steps=(sh("echo first; head -c 5000000 /dev/zero; echo last"),), output_cap=1 << 20)
         async with Executor.open(shared_state) as executor, executor.run(job) as execution:
             result = await execution.wait()
             chunks = [chunk async for chunk in execution.output()]
@@ -307,7 +310,8 @@ def test_timeout_race_with_exit(shared_state: Path) -> None:
     )
     result, _, _ = run(shared_state, job)
     assert result.outcome is Outcome.TIMED_OUT
-    assert result.exit is not None and result.exit.code == 0
+    assert result.exit is not None
+    assert result.exit.code == 0
 
 
 def test_always_step_after_timeout_needs_finally(shared_state: Path) -> None:
@@ -366,7 +370,8 @@ def test_out_of_memory(shared_state: Path, root: dict[str, str]) -> None:
     result, _, _ = run(shared_state, job)
     assert (result.outcome, result.exit_code) == (Outcome.OUT_OF_MEMORY, 137), result
     assert result.evidence.memory.limit == 32 << 20
-    assert result.evidence.memory.peak is not None and result.evidence.memory.peak > 16 << 20
+    assert result.evidence.memory.peak is not None
+    assert result.evidence.memory.peak > 16 << 20
     assert result.evidence.memory.oom_kills
 
 
@@ -402,8 +407,10 @@ def test_agent_runs_steps_one_by_one(shared_state: Path) -> None:
         async with Executor.open(shared_state) as executor, executor.run(Job(rootfs="host", steps=())) as execution:
             first = await execution.exec(sh("echo a > /work/build/f"))
             second = await execution.exec(Step.shell("cat /work/build/f; exit 5"))
-            assert first.exit is not None and first.exit.ok
-            assert second.exit is not None and second.exit.code == 5
+            assert first.exit is not None
+            assert first.exit.ok
+            assert second.exit is not None
+            assert second.exit.code == 5
             execution.finish()
             out, _ = await collect(execution)
             assert out == b"a\n"
@@ -427,7 +434,9 @@ def test_python_api_of_the_readme(shared_state: Path, tree: Path) -> None:
             )
             async with executor.run(job, source=str(tree)) as execution:
                 async for chunk in execution.output():
-                    assert chunk.stream == "stdout" and chunk.time and chunk.data == b"original\n"
+                    assert chunk.stream == "stdout"
+                    assert chunk.time
+                    assert chunk.data == b"original\n"
                 result = await execution.wait()
             assert result.outcome is Outcome.SUCCEEDED, result.message
 
@@ -457,3 +466,113 @@ def test_high_assurance_is_refused(shared_state: Path) -> None:
     with pytest.raises(Exception, match="virtual_machine"):
         run(shared_state, job)
     assert os.listdir(shared_state / "sandboxes") == []
+
+
+def test_callers_deadline_caps_the_timeout(shared_state: Path) -> None:
+    """An absolute deadline ends the job before its own timeout does, and the message says which it was."""
+
+    async def main() -> ExecutionResult:
+        job = Job(rootfs="host", steps=(sh("sleep 600"),), timeouts=Timeouts(grace=0.1))
+        deadline = datetime.now(UTC) + timedelta(seconds=1)
+        async with Executor.open(shared_state) as executor, executor.run(job, deadline=deadline) as execution:
+            return await execution.wait()
+
+    result = asyncio.run(main())
+    assert result.outcome is Outcome.TIMED_OUT
+    assert "deadline" in result.message
+
+
+@pytest.mark.parametrize("steps", [(), (sh("sleep 600"),)])
+def test_death_of_pid_1_is_the_jobs_failure(shared_state: Path, steps: tuple[Step, ...]) -> None:
+    """A sandbox whose PID 1 dies is Failed, never an infrastructure failure, also between two steps."""
+
+    async def main() -> ExecutionResult:
+        async with Executor.open(shared_state) as executor:
+            async with executor.run(Job(rootfs="host", steps=steps)) as execution:
+                pid = int((shared_state / "sandboxes" / execution.sandbox_id / "pid").read_text())
+                os.kill(pid, signal.SIGKILL)
+                return await execution.wait()
+
+    result = asyncio.run(main())
+    assert result.outcome is Outcome.FAILED
+    assert "PID 1" in result.message
+
+
+def test_oom_is_seen_every_time(shared_state: Path) -> None:
+    """The counters are read before the cgroup goes: 24 of 24 memory kills are OutOfMemory (C28)."""
+
+    async def one(executor: Executor, gate: asyncio.Semaphore) -> Outcome:
+        job = Job(rootfs="host", steps=(sh("tail /dev/zero"),), limits=Limits(memory="16MiB"))
+        async with gate, executor.run(job) as execution:
+            return (await execution.wait()).outcome
+
+    async def main() -> list[Outcome]:
+        gate = asyncio.Semaphore(4)
+        async with Executor.open(shared_state) as executor:
+            return await asyncio.gather(*(one(executor, gate) for _ in range(24)))
+
+    assert asyncio.run(main()) == [Outcome.OUT_OF_MEMORY] * 24
+
+
+def test_background_step_lives_on_beside_the_next(shared_state: Path) -> None:
+    """A background step is there for later steps, and gone with the job."""
+    steps = (
+        sh("while :; do echo alive > /work/build/beat; sleep 0.05; done", background=True, name="service"),
+        sh("while ! test -e /work/build/beat; do sleep 0.05; done; rm /work/build/beat"),
+        sh("while ! test -e /work/build/beat; do sleep 0.05; done; echo seen"),
+    )
+    result, out, _ = run(shared_state, Job(rootfs="host", steps=steps))
+    assert (result.outcome, out) == (Outcome.SUCCEEDED, b"seen\n")
+
+
+@pytest.mark.parametrize(
+    ("step", "field"),
+    [
+        (Step("echo", "a\0b"), "argv"),
+        (Step("echo", "x" * 200_000), "argv"),
+        (Step("true", env={"BIG": "x" * 200_000}), "BIG"),
+        (Step("true", env={"A=B": "x"}), "A=B"),
+        (Step("true", workdir="../../etc"), "workdir"),
+    ],
+)
+def test_what_execve_would_refuse_is_refused_by_name(shared_state: Path, step: Step, field: str) -> None:
+    """Bad arguments, variables and directories are named before anything starts, and leave nothing."""
+    with pytest.raises(InvalidRequest, match=field):
+        run(shared_state, Job(rootfs="host", steps=(step,)))
+    assert os.listdir(shared_state / "sandboxes") == []
+
+
+@pytest.mark.parametrize("source", ["/nosuch", "/etc/passwd", "/"])
+def test_source_must_be_a_directory_apart_from_our_state(shared_state: Path, source: str) -> None:
+    """An absent source, a file, or a tree that holds the executor's state is refused."""
+    with pytest.raises(InvalidRequest, match="source"):
+        run(shared_state, Job(rootfs="host", steps=(sh("true"),)), source=source)
+
+
+def test_toolchains_and_approved_paths(shared_state: Path, tree: Path) -> None:
+    """A toolchain is read-only, in front of PATH; an approved path is there; nothing else of the host is."""
+    (tree / "bin").mkdir()
+    (tree / "bin/greet").write_text("#!/bin/sh\necho hello from $0\n")
+    (tree / "bin/greet").chmod(0o755)
+    tree.chmod(0o755)
+    job = Job(
+        rootfs="host",
+        steps=(sh("greet; touch /toolchains/t/x 2>/dev/null || echo ro; cat /data/f"),),
+        toolchains=(ApprovedHostPath(str(tree), "/toolchains/t"),),
+        host_paths=(ApprovedHostPath(str(tree), "/data"),),
+    )
+    result, out, err = run(shared_state, job)
+    assert out == b"hello from /toolchains/t/bin/greet\nro\noriginal\n", err
+    assert any(str(tree) in reason for reason in result.provenance.impure)
+
+
+def test_usr_local_is_an_approval_of_its_own(shared_state: Path) -> None:
+    """/usr/local is empty for a job until a policy names it."""
+    if not os.listdir("/usr/local/bin"):
+        pytest.skip("the host's /usr/local/bin is empty, so there is nothing to hide")
+    step = sh("ls /usr/local/bin | wc -l")
+    _, out, _ = run(shared_state, Job(rootfs="host", steps=(step,)))
+    assert out.strip() == b"0"
+    approved = (ApprovedHostPath("/usr/local", "/usr/local"),)
+    _, out, _ = run(shared_state, Job(rootfs="host", steps=(step,), host_paths=approved))
+    assert int(out) == len(os.listdir("/usr/local/bin"))

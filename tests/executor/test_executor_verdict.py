@@ -110,7 +110,8 @@ def test_missing_output_fails_a_job_that_exited_0() -> None:
     missing = (CollectedOutput("r.xml", missing=True), CollectedOutput("c", missing=True, optional=True))
     verdict = judge(EXITED, (ended(0),), CALM, missing)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.FAILED, 1)
-    assert "r.xml" in verdict.message and " c" not in verdict.message
+    assert "r.xml" in verdict.message
+    assert " c" not in verdict.message
     assert judge(EXITED, (ended(5 << 8),), CALM, missing).exit_code == 5
 
 

@@ -1,0 +1,237 @@
+"""Fixtures shared by every area: a state directory, a check for leaks, and what happens without root or a tool.
+
+Under ``CI=true`` a missing tool, or missing root, is a failure; elsewhere it is a skip that the summary shows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from forgeyard_process_shim.hostroot import HostRootfs
+
+sys.path.insert(0, str(Path(__file__).parent / "images"))
+from build import busybox_layout
+
+LEAK_WAIT = 5.0
+"""Seconds that what a test started may take to go away: the kernel frees namespaces and cgroups in its own time."""
+
+# A deadline per example would make a loaded machine look like a bug; the blob makes a failure of CI repeatable here.
+settings.register_profile("forgeyard", deadline=None, print_blob=True)
+settings.load_profile("forgeyard")
+
+
+def in_ci() -> bool:
+    """Whether missing things must fail."""
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
+def unavailable(what: str) -> None:
+    """Fail in CI, skip elsewhere: `what` is missing."""
+    if in_ci():
+        pytest.fail(f"{what}; CI must have it", pytrace=False)
+    pytest.skip(what)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Kernel tests need root: mounts, cgroups, namespaces."""
+    if item.get_closest_marker("kernel") and os.geteuid() != 0:
+        unavailable("needs root (run as root, or with sudo)")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Append this pass's counts to the file that ``./dev test`` adds up."""
+    totals = os.environ.get("FORGEYARD_TEST_TOTALS")
+    if totals is None or hasattr(terminalreporter.config, "workerinput"):
+        # A worker of xdist reports its share to the controller, which counts it.
+        return
+    stats = {name: len(terminalreporter.stats.get(name, ())) for name in ("passed", "failed", "error", "skipped")}
+    with Path(totals).open("a") as file:
+        file.write(f"{stats['passed']} {stats['failed'] + stats['error']} {stats['skipped']}\n")
+
+
+@pytest.fixture
+def require_tool() -> Callable[[str], str]:
+    """``require_tool("runc")``: its path, or a skip (a failure in CI) when it is not installed."""
+
+    def find(name: str) -> str:
+        path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin")
+        if path is None:
+            unavailable(f"{name} is not installed (./dev setup installs what the tests use)")
+        return path or ""
+
+    return find
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    """An executor's state directory with a short path, gone after the test.
+
+    tmp_path will not do: it is 0700 all the way, and a runtime with a user namespace has to walk through every
+    ancestor of the root as somebody else. A mount left below it fails the test.
+    """
+    path = Path(tempfile.mkdtemp(prefix="fy-", dir="/var/tmp"))
+    path.chmod(0o711)
+    yield path
+    left = mounts_below(path)
+    for target in reversed(left):
+        # One clean-up that must not raise: the assertion below says what was left, this keeps rmtree off it.
+        os.system(f"umount -l '{target}'")
+    shutil.rmtree(path)
+    assert not left, f"still mounted below the state directory: {left}"
+
+
+def mounts_below(path: Path) -> list[str]:
+    """Mount points at or below `path`, outermost first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = (line.split()[4].replace("\\040", " ") for line in lines)
+    return [point for point in points if point == str(path) or point.startswith(f"{path}/")]
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """What a sandbox could leave behind. Each a counter of readable names, so that a difference explains itself."""
+
+    processes: Counter[str]
+    mounts: Counter[str]
+    cgroups: Counter[str]
+    namespaces: Counter[str]
+    fds: Counter[str]
+
+    def beyond(self, before: HostState) -> dict[str, list[str]]:
+        """What is here now and was not in `before`."""
+        extra = {name: getattr(self, name) - getattr(before, name) for name in HostState.__slots__}
+        return {name: sorted(counter.elements()) for name, counter in extra.items() if counter}
+
+
+class Leaks:
+    """Compares the host with what it was; see the `leaks` fixture."""
+
+    def __init__(self, state_dir: Path, *, host_wide: bool) -> None:
+        self.state_dir = state_dir
+        self.host_wide = host_wide
+        self.before = self.look()
+
+    def look(self) -> HostState:
+        """The host as it is now."""
+        pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+        return HostState(
+            processes=Counter(filter(None, map(self._process, pids))),
+            mounts=Counter(mounts_below(self.state_dir)),
+            cgroups=Counter(_cgroups() if self.host_wide else ()),
+            namespaces=Counter(_net_namespaces(pids) if self.host_wide else ()),
+            fds=Counter(_own_fds()),
+        )
+
+    def assert_none(self, wait: float = LEAK_WAIT) -> None:
+        """Nothing is left that was not there before, within `wait` seconds."""
+        deadline = time.monotonic() + wait
+        while extra := self.look().beyond(self.before):
+            assert time.monotonic() < deadline, f"left behind: {extra}"
+            # Nothing announces that the kernel has finished with a namespace or a cgroup.
+            time.sleep(0.02)
+
+    def _process(self, pid: int) -> str:
+        """``PID COMMAND`` when the process belongs to this test; empty otherwise."""
+        if pid == os.getpid():
+            return ""
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            mounts = Path(f"/proc/{pid}/mountinfo").read_text()
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return ""
+        ours = parent == os.getpid() or self.state_dir.name in command or self._is_inside(mounts)
+        return f"{pid} {command}" if ours else ""
+
+    def _is_inside(self, mountinfo: str) -> bool:
+        """Whether this is a sandbox's mount table: something of the state directory, mounted somewhere else."""
+        columns = (line.split()[3:5] for line in mountinfo.splitlines())
+        return any(self.state_dir.name in root and self.state_dir.name not in point for root, point in columns)
+
+
+def _cgroups() -> Iterator[str]:
+    """Cgroup directories of any executor of ours, in every hierarchy."""
+    for root, directories, _ in os.walk("/sys/fs/cgroup"):
+        for name in directories:
+            if "forgeyard" in root or "forgeyard" in name:
+                yield f"{root}/{name}"
+
+
+def _net_namespaces(pids: list[int]) -> set[str]:
+    """The network namespaces that any process is in."""
+    return set(filter(None, (_link(f"/proc/{pid}/ns/net") for pid in pids)))
+
+
+def _link(path: str) -> str:
+    """Where a link of /proc points; empty when the process is gone."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _own_fds() -> Iterator[str]:
+    """What each descriptor of this process is, without the numbers of pipes and sockets."""
+    for fd in os.listdir("/proc/self/fd"):
+        target = _link(f"/proc/self/fd/{fd}")
+        if target and not target.startswith("/proc/"):
+            yield target.partition(":[")[0]
+
+
+@pytest.fixture
+def leaks(state_dir: Path, request: pytest.FixtureRequest) -> Iterator[Leaks]:
+    """Fails the test that leaves a process, mount, cgroup, network namespace or descriptor behind.
+
+    Checked at the end of the test, and by ``leaks.assert_none()`` wherever a test wants it. Namespaces and cgroups
+    do not say whose they are, so they are counted only in tests marked `exclusive`, which run alone.
+    """
+    watch = Leaks(state_dir, host_wide=request.node.get_closest_marker("exclusive") is not None)
+    yield watch
+    watch.assert_none()
+
+
+@pytest.fixture(scope="session")
+def shared_state() -> Iterator[Path]:
+    """A state directory that tests of jobs share, so that the host rootfs is put together once a session."""
+    path = Path(tempfile.mkdtemp(prefix="fy-shared-", dir="/var/tmp"))
+    path.chmod(0o711)
+    yield path
+    left = mounts_below(path)
+    assert not left, f"still mounted below the state directory: {left}"
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def warm_rootfs(shared_state: Path, state_dir: Path) -> None:
+    """Give `state_dir` the host rootfs that `shared_state` has."""
+    HostRootfs(shared_state / "rootfs").plan()
+    shutil.copytree(shared_state / "rootfs", state_dir / "rootfs", symlinks=True)
+
+
+@pytest.fixture
+def tree() -> Iterator[Path]:
+    """A small source tree that belongs to somebody who is neither root nor the job."""
+    path = Path(tempfile.mkdtemp(prefix="fy-tree-", dir="/var/tmp"))
+    (path / "f").write_text("original\n")
+    for part in (path, path / "f"):
+        os.chown(part, 4242, 4242)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def busybox_image(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A pinned reference to an image made of busybox, without a registry."""
+    path, digest = busybox_layout(tmp_path_factory.mktemp("images"))
+    return f"oci:{path}@{digest}"
