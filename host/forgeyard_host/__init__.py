@@ -1,0 +1,1 @@
+"""What touches the kernel: mounts, ID maps, cgroups, process facts, the ledger. The only area with ctypes and setns."""

@@ -1,0 +1,57 @@
+"""Whether a request holds on this host, asked again whoever sent it (seed, section 136)."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from forgeyard_host.failures import bad_plan
+from forgeyard_host.operations import SandboxSetup
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\Z")
+
+
+def check_setup(request: SandboxSetup, directory: str, block: range) -> None:
+    """What can be said of a request without touching the host.
+
+    :param directory: the only one that its attempt may have.
+    :param block: host ids that its range may lie in.
+    :raises SandboxError: INVALID_FILESYSTEM_PLAN.
+    """
+    if request.directory != directory:
+        raise bad_plan("directory_outside_state", f"{request.directory} is not this attempt's directory")
+    base, count = request.uid_base, request.uid_count
+    if base is not None:
+        if count < 1 or base not in block or base + count - 1 not in block:
+            raise bad_plan("uid_range_outside_block", f"uids {base} to {base + count - 1} are not ours to give")
+        if not (0 <= request.job_uid < count and 0 <= request.job_gid < count):
+            raise bad_plan("job_outside_range", f"user {request.job_uid}:{request.job_gid} is not below {count}")
+    slots = [bind.slot for bind in request.binds]
+    slots += [overlay.slot for overlay in request.overlays]
+    slots += [scratch.slot for scratch in request.scratch]
+    _check_names(slots)
+    _check_names([overlay.upper for overlay in request.overlays] + [part.name for part in request.scratch])
+
+
+def check_searchable(state_root: str) -> None:
+    """A runtime with a user namespace walks to the rootfs as a uid that is not root: all ancestors need o+x.
+
+    :raises SandboxError: INVALID_FILESYSTEM_PLAN, reason state_directory_closed.
+    """
+    for path in (Path(state_root), *Path(state_root).parents):
+        if not path.stat().st_mode & stat.S_IXOTH:
+            raise bad_plan(
+                "state_directory_closed",
+                f"{path} is closed to others, so no user namespace can reach a sandbox below it",
+                resolution=f"chmod o+x {path}, or use another state directory",
+            )
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if not _NAME.match(name):
+            raise bad_plan("bad_name", f"{name!r} is no name for a slot or a directory")
+    if len(set(names)) != len(names):
+        raise bad_plan("double_name", f"a name is given twice: {', '.join(sorted(names))}")

@@ -1,0 +1,100 @@
+"""What `host` is asked to do and what it answers: typed, so that a separate helper process can serve it later.
+
+The requests carry names and numbers only. Whether they hold is checked by Host, whoever the caller is
+(seed, sections 132-136).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forgeyard_model.identity import SandboxId
+
+
+class IdMapKind(StrEnum):
+    """How the owners of a source's files appear in the sandbox.
+
+    NONE: as they are on disk, which is nobody inside a user namespace.
+    SHIFT: id k on disk is id k in the sandbox, for 0 to 65535.
+    OWNER: as SHIFT, with the source directory's own owner and group changing places with the job's, so that what
+    belongs to the one who handed it in belongs to the job.
+    """
+
+    NONE = "none"
+    SHIFT = "shift"
+    OWNER = "owner"
+
+
+@dataclass(frozen=True, slots=True)
+class BindRequest:
+    """Mount `source` for `slot`: an absolute path without a symlink in it. Always nosuid and nodev.
+
+    Mounts below `source` do not come along.
+
+    :param required_directory: True or False when the source has to be (or must not be) a directory.
+    """
+
+    slot: str
+    source: str
+    idmap: IdMapKind
+    read_only: bool = True
+    executable: bool = True
+    required_directory: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayRequest:
+    """A writable view of `lowers` (topmost first) for `slot`; what is written goes to scratch/<upper>."""
+
+    slot: str
+    lowers: tuple[str, ...]
+    idmap: IdMapKind
+    upper: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchDir:
+    """A writable directory scratch/<name> for `slot`. `uid` and `gid` as the sandbox sees them."""
+
+    slot: str
+    name: str
+    mode: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSetup:
+    """Everything one attempt needs on disk and as mounts.
+
+    :param directory: <state>/sandboxes/<ulid>.
+    :param uid_base: first host id of the attempt's range; None when the sandbox has no user namespace.
+    :param disk_limit: bytes for all that is written under scratch; None: bounded by the host's disk alone.
+    """
+
+    sandbox: SandboxId
+    directory: str
+    uid_base: int | None
+    uid_count: int
+    job_uid: int
+    job_gid: int
+    binds: tuple[BindRequest, ...] = ()
+    overlays: tuple[OverlayRequest, ...] = ()
+    scratch: tuple[ScratchDir, ...] = ()
+    disk_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPlaced:
+    """Host path of each slot, and facts worth telling the user. `scratch`: path of the writable layer."""
+
+    sources: Mapping[str, str]
+    notes: tuple[str, ...]
+    scratch: str
+
+    def open_scratch(self) -> int:
+        """A new O_PATH fd of the writable layer, to collect from; the caller closes it before teardown."""
+        return os.open(self.scratch, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
