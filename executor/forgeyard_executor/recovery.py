@@ -52,6 +52,8 @@ def recover(paths: StatePaths, host: Host, cgroups: CgroupHost) -> RecoveryRepor
             removed.append(record.sandbox.value)
             cgroups.remove_empty(f"/forgeyard/{record.owner}")
     _remove_spools(paths, errors)
+    if not errors:
+        ExecutorLock.sweep(str(paths.root))
     return RecoveryReport(tuple(removed), alive, tuple(errors))
 
 

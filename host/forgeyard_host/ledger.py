@@ -116,23 +116,30 @@ def _line(data: dict[str, Any]) -> bytes:
 
 def _create(directory: str, path: str, header: bytes) -> int:
     """The file appears under its name with its header in it, so that nobody ever reads an attempt without an owner."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-    try:
-        fd = os.open(directory, flags | os.O_TMPFILE, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
-            raise
-        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)  # a filesystem without O_TMPFILE
-        os.write(fd, header)
-        return fd
+    fd = _open_unnamed(directory, path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(fd, header)
-        # Given some dir_fd (an absolute path ignores it) os.link uses linkat, without it link(2), which cannot do this.
-        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+        _name(fd, path)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def _open_unnamed(directory: str, path: str, flags: int) -> int:
+    """A new file to be named `path` by `_name`; it has the name at once where the filesystem can't do otherwise."""
+    try:
+        return os.open(directory, flags | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _name(fd: int, path: str) -> None:
+    if os.fstat(fd).st_nlink == 0:
+        # Given some dir_fd (an absolute path ignores it) os.link uses linkat, without it link(2), which cannot do this.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
 
 
 def scan(state_dir: str) -> list[LedgerRecord]:
@@ -204,12 +211,19 @@ class ExecutorLock:
             raise InvalidRequest("executor id", executor_id, "use a plain name without slashes")
         self.executor_id = executor_id
         self._path = f"{state_dir}/executors/{executor_id}.lock"
-        Path(self._path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        directory = Path(self._path).parent
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.held(state_dir, executor_id):
+            Path(self._path).unlink(missing_ok=True)
+        # Named only once it is locked: whoever sweeps the locks of the dead never meets one that is being taken.
+        fd = -1
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._fd)
+            self._fd = fd = _open_unnamed(str(directory), self._path, os.O_RDWR)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _name(fd, self._path)
+        except FileExistsError as error:
+            if fd >= 0:
+                os.close(fd)
             raise ExecutorError(
                 ExecutorErrorKind.INTERNAL, "executor_id_in_use", f"executor {executor_id} runs already"
             ) from error
@@ -217,17 +231,14 @@ class ExecutorLock:
     @staticmethod
     def held(state_dir: str, executor_id: str) -> bool:
         """Whether a living process has the lock of `executor_id`."""
-        try:
-            fd = os.open(f"{state_dir}/executors/{executor_id}.lock", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return not _free(f"{state_dir}/executors/{executor_id}.lock")
+
+    @staticmethod
+    def sweep(state_dir: str) -> None:
+        """Remove the lock files of dead executors; call it when nothing of theirs is left to undo."""
+        for path in Path(state_dir, "executors").glob("*.lock"):
+            if _free(str(path)):
+                path.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Give it up and remove the file. A second call is fine."""
@@ -235,3 +246,18 @@ class ExecutorLock:
         if fd >= 0:
             Path(self._path).unlink(missing_ok=True)
             os.close(fd)
+
+
+def _free(path: str) -> bool:
+    """Whether nobody holds the lock on `path`; an absent file is free."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True

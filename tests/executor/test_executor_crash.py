@@ -95,6 +95,7 @@ def test_killed_executor_is_cleaned_up_after(state_dir: Path, leaks: object, war
     assert os.listdir(state_dir / "sandboxes") == []
     assert os.listdir(state_dir / "ledger") == []
     assert os.listdir(state_dir / "spool") == []
+    assert os.listdir(state_dir / "executors") == []
 
 
 def test_another_executors_jobs_are_left_alone(state_dir: Path, leaks: object, warm_rootfs: None) -> None:
