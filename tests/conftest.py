@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -16,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from build import busybox_layout
 from hypothesis import settings
 
 from forgeyard_process_shim.hostroot import HostRootfs
-
-sys.path.insert(0, str(Path(__file__).parent / "images"))
-from build import busybox_layout
 
 LEAK_WAIT = 5.0
 """Seconds that what a test started may take to go away: the kernel frees namespaces and cgroups in its own time."""
@@ -235,3 +232,11 @@ def busybox_image(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A pinned reference to an image made of busybox, without a registry."""
     path, digest = busybox_layout(tmp_path_factory.mktemp("images"))
     return f"oci:{path}@{digest}"
+
+
+@pytest.fixture(params=["host", "image"])
+def root(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The two modes, as arguments of Job."""
+    if request.param == "host":
+        return {"rootfs": "host"}
+    return {"image": request.getfixturevalue("busybox_image")}

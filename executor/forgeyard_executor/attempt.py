@@ -6,7 +6,7 @@ import asyncio
 import logging
 import platform
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -49,6 +49,8 @@ CLEANUP_DEADLINE: Final = 60.0
 class Held:
     """What an attempt holds on the host; filled while it is prepared, emptied in reverse."""
 
+    rootfs: RootfsPlan | None = None
+    planned: Planned | None = None
     ledger: Ledger | None = None
     lease: UidLease | None = None
     cgroup: AttemptCgroup | None = None
@@ -81,14 +83,10 @@ class Attempt:
         self,
         services: HostServices,
         request: ExecutionRequest,
-        rootfs: RootfsPlan,
-        planned: Planned,
         network: NetworkAttachment,
     ) -> None:
         self.sandbox = SandboxId.mint()
         self.request = request
-        self.rootfs = rootfs
-        self.planned = planned
         self.phases: dict[str, float] = {}
         self._services = services
         self._network = network
@@ -103,21 +101,38 @@ class Attempt:
 
     # ---- prepare
 
-    async def prepare(self) -> None:
+    async def prepare(self, plan: Callable[[], tuple[RootfsPlan, Planned]]) -> None:
         """Make everything the container needs. A failure leaves nothing behind.
 
+        :param plan: decides what that is; blocking, like the making, so that both run in one go in the pool.
         :raises ForgeyardError: what could not be made.
         """
-        clock = time.monotonic()
         try:
             # To its end even when cancelled: cleaning up beside a thread that still makes things would race it.
-            await shielded(self._services.in_pool(self._prepare))
+            await shielded(self._services.in_pool(lambda: self._prepare(plan)))
         except BaseException:
             await shielded(self.discard())
             raise
+
+    def _prepare(self, plan: Callable[[], tuple[RootfsPlan, Planned]]) -> None:
+        clock = time.monotonic()
+        self._held.rootfs, self._held.planned = plan()
+        self._note_phase("plan", time.monotonic() - clock)
+        clock = time.monotonic()
+        self._make()
         self._note_phase("setup", time.monotonic() - clock)
 
-    def _prepare(self) -> None:
+    @property
+    def rootfs(self) -> RootfsPlan:
+        """The root filesystem that was planned."""
+        return made(self._held.rootfs)
+
+    @property
+    def planned(self) -> Planned:
+        """What was planned."""
+        return made(self._held.planned)
+
+    def _make(self) -> None:
         services, held = self._services, self._held
         held.ledger = ledger = Ledger.open(str(services.paths.root), self.sandbox, services.executor_id)
         ledger.intend("attempt", attempt=self.request.context.attempt_id, name=self.request.spec.name)
@@ -125,7 +140,7 @@ class Attempt:
         group = f"/forgeyard/{services.executor_id}/{self.sandbox}"
         held.lease = services.uids.acquire(self.sandbox.value, services.executor_id, cgroup=group)
         ledger.intend("uid_range", lock_file=held.lease.lock_file)
-        ledger.intend("cgroup", path=group)
+        ledger.intend("cgroup", path=group, leaves=[LEAF])
         held.cgroup = AttemptCgroup.create(services.cgroups, group)
         held.placed = services.host.setup(self._setup_request(held.lease.base), ledger)
         hosts = self._directory / "hosts"

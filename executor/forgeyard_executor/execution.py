@@ -155,15 +155,10 @@ class Execution:
         return limit, "timeout"
 
     async def _end_tree(self, steps: asyncio.Future[None]) -> None:
-        container = self._attempt.container
-        end = self._end
-        if end is not None and end.cause is EndCause.EXITED:
-            await container.finish()
-        else:
-            await container.kill()
+        await self._attempt.container.kill()
         if not steps.done():
             # The tree is dead, so the step's end is on its way as ShimDied.
-            await asyncio.wait({steps}, timeout=5)
+            await asyncio.wait((steps,), timeout=DEATH_GRACE)
             steps.cancel()
 
     async def _stop_steps(self, steps: asyncio.Future[None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +18,7 @@ from forgeyard_executor.export import BundleExport
 from forgeyard_executor.outputs import check_destination
 from forgeyard_executor.planning import Planned, check_isolation, plan_request, process_mode_user
 from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover
-from forgeyard_executor.services import HostServices, nofile_ceiling
+from forgeyard_executor.services import HostServices, nofile_ceiling, place_shim
 from forgeyard_executor.shielding import shielded
 from forgeyard_executor.sources import canonical_request, split_root_approvals
 from forgeyard_executor.state import StatePaths
@@ -93,17 +92,14 @@ class Executor:
         :raises InvalidRequest: for a value that can't be used.
         :raises ExecutorError: PREPARE or UNSUPPORTED; nothing is left behind.
         """
-        clock = time.monotonic()
         try:
             request = canonical_request(request, self._services.paths.root)
             isolation = check_isolation(request, self._services.runtime.capabilities())
             network = attach(request.network)
             check_destination(request.workspace.output)
+            attempt = Attempt(self._services, request, network)
             async with asyncio.timeout(request.timeouts.prepare):
-                rootfs, planned = await self._services.in_pool(lambda: self._plan(request, isolation))
-                attempt = Attempt(self._services, request, rootfs, planned, network)
-                attempt.phases["plan"] = time.monotonic() - clock
-                await attempt.prepare()
+                await attempt.prepare(lambda: self._plan(request, isolation))
         except SandboxError as error:
             raise ExecutorError.prepare(error) from error
         except TimeoutError as error:
@@ -207,7 +203,7 @@ class Executor:
             if (local, opt) not in self._host_rootfs:
                 self._host_rootfs[local, opt] = HostRootfs(self._services.paths.rootfs, local=local, opt=opt)
             rootfs = replace(self._host_rootfs[local, opt].plan(), user=process_mode_user(request.spec.user))
-        return rootfs, plan_request(request, rootfs, isolation=isolation, nofile_ceiling=nofile_ceiling())
+        return rootfs, plan_request(request, rootfs, isolation=isolation, nofile_ceiling=self._services.nofile_ceiling)
 
     def _image_store(self) -> ImageStore:
         """Opened by the first job with an image, since its models are slow to import."""
@@ -249,6 +245,7 @@ async def _open_services(stack: AsyncExitStack, paths: StatePaths, runtime: str)
         pump=pump,
         runtime=await CliRuntime.find(runtime),
         pool=pool,
-        shim=shim_binary(),
         own_namespaces=process_facts(os.getpid()).namespaces,
+        nofile_ceiling=nofile_ceiling(),
+        shim=place_shim(shim_binary(), paths),
     )

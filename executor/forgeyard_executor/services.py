@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import resource
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ class HostServices:
     pool: ThreadPoolExecutor
     shim: Path
     own_namespaces: Mapping[str, int]
+    nofile_ceiling: int
 
     async def in_pool(self, call: Callable[[], T]) -> T:
         """Run a blocking call in the bounded pool."""
@@ -50,3 +52,15 @@ def nofile_ceiling() -> int:
     if process_facts(os.getpid()).capabilities["effective"] & _CAP_SYS_RESOURCE:
         return int(Path("/proc/sys/fs/nr_open").read_text())
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def place_shim(binary: Path, paths: StatePaths) -> Path:
+    """A copy of the shim in the state directory, made once per version: jobs have hard links to it, so share its pages."""
+    content = binary.read_bytes()
+    target = paths.root / f"init-{hashlib.sha256(content).hexdigest()[:16]}"
+    if not target.exists():
+        fresh = target.with_name(f"{target.name}.{os.getpid()}")
+        fresh.write_bytes(content)
+        fresh.chmod(0o555)
+        fresh.rename(target)
+    return target

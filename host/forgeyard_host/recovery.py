@@ -79,6 +79,8 @@ class _Unwind:
 
 def _kill(cgroup_host: CgroupHost, data: dict[str, Any]) -> list[str]:
     group = AttemptCgroup.at(cgroup_host, data["path"])
+    if group.remove_at_once(data.get("leaves", ())):
+        return []
     if group.kill(seconds=_KILL_SECONDS):
         return []
     return [f"processes in {group.path} do not die"]

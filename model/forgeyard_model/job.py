@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -157,7 +157,7 @@ class Job:
     :param output_cap: bytes of output kept, head and tail.
     """
 
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
     rootfs: str | None = None
     image: str | None = None
     name: str = "job"

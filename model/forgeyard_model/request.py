@@ -87,7 +87,7 @@ def request_from_job(job: Job, *, context: AttemptContext, workspace: PreparedWo
         spec=PlannedJobSpec(
             name=job.name,
             image=job.image,
-            steps=job.steps,
+            steps=tuple(job.steps),
             user=job.user,
             workdir=job.workdir,
             outputs=job.outputs,

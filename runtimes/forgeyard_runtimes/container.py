@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forgeyard_host.cgroups import AttemptCgroup
-from forgeyard_host.processes import ProcessFacts, process_facts
+from forgeyard_host.processes import process_facts
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import Bundle, ContainerPlan, NetworkAttachment, Placement, RootfsPlan
 from forgeyard_model.result import Evidence, ResourceUsage
@@ -23,8 +23,6 @@ from forgeyard_runtimes.spool import Spool
 HELLO_DEADLINE: Final = 30.0
 KILL_DEADLINE: Final = 10.0
 """Seconds for a killed tree to be gone. A process in uninterruptible sleep can hold it up longer: an error then."""
-
-FINISH_DEADLINE: Final = 2.0
 
 LEAF: Final = "job"
 
@@ -44,13 +42,14 @@ class ContainerParts:
 
 
 class JobContainer:
-    """One container. `launch` once, then steps, then `finish` or `kill`; evidence stays readable until removal."""
+    """One container. `launch` once, then steps, then `kill`; evidence stays readable until removal."""
 
     def __init__(self, parts: ContainerParts) -> None:
         self._parts = parts
         self._pidfd = -1
         # One watcher: the event loop takes a single reader per descriptor.
         self._death: asyncio.Future[None] | None = None
+        self._starting: asyncio.Future[int] | None = None
         self.pid = 0
 
     async def launch(
@@ -69,13 +68,12 @@ class JobContainer:
         parts = self._parts
         clock = time.monotonic()
         await parts.runtime.create(parts.ref, bundle, rootfs, network, Stdio())
-        self.pid = await parts.runtime.start(parts.ref)
-        self._hold_process()
+        self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref))
+        await self._meet_shim()
         phase("start", time.monotonic() - clock)
         clock = time.monotonic()
-        await self._meet_shim()
         parts.channel.unlink()
-        verify_applied(self._facts(), parts.plan, parts.placement, parts.own_namespaces)
+        self._verify()
         parts.spool.attach(*parts.channel.take_output())
         parts.channel.release()
         phase("gate", time.monotonic() - clock)
@@ -102,25 +100,28 @@ class JobContainer:
         """SIGKILL the running step and what it started; the sandbox lives on."""
         self._parts.channel.kill_step()
 
-    async def finish(self) -> None:
-        """Let the shim end everything; where it does not, `kill`."""
-        self._parts.channel.finish()
-        if await self._dead_within(FINISH_DEADLINE):
-            await self._settle()
-        else:
-            await self.kill()
-
     async def kill(self) -> None:
-        """SIGKILL the whole tree and see that it is gone. Safe at any time, also before or after the end.
+        """SIGKILL PID 1 and with it all of its pid namespace. Safe at any time, also before or after the end.
+
+        The kernel lets PID 1's end be seen only when the last process of the namespace is gone. That no other
+        process is in the container's cgroup shows when that is removed: only an empty one can be.
 
         :raises SandboxError: CLEANUP_FAILED, when something survives KILL_DEADLINE.
+        :raises ForgeyardError: what the runtime said of a start that it could not complete.
         """
         parts = self._parts
+        starting, self._starting = self._starting, None
         if self._pidfd >= 0:
             await parts.runtime.kill(parts.ref, self._pidfd)
             if not await self._dead_within(KILL_DEADLINE):
                 raise _survives(parts.ref)
-        await self._settle()
+        elif starting is not None:
+            starting.cancel()
+        await parts.spool.close_input()
+        parts.channel.close()
+        self._let_go()
+        if starting is not None:
+            await _ended(starting)
 
     async def wait_dead(self) -> None:
         """Until PID 1 is dead, whoever ended it."""
@@ -131,18 +132,6 @@ class JobContainer:
         if self._death is not None:
             await asyncio.wait((self._death,), timeout=seconds)
         return self._death is None or self._death.done()
-
-    async def _settle(self) -> None:
-        """PID 1 is dead or was never seen: empty the cgroup, take in the last bytes, let go of the process."""
-        parts = self._parts
-        if not parts.cgroup.empty(LEAF):
-            # Only processes that never entered the pid namespace can be left: a runtime's own, killed half-way.
-            await asyncio.to_thread(parts.cgroup.kill, LEAF, seconds=KILL_DEADLINE)
-        if not parts.cgroup.empty(LEAF):
-            raise _survives(parts.ref)
-        await parts.spool.close_input()
-        parts.channel.close()
-        self._let_go()
 
     def _let_go(self) -> None:
         if self._pidfd < 0:
@@ -160,35 +149,59 @@ class JobContainer:
         """What it used, as far as the kernel tells."""
         return self._parts.cgroup.usage(LEAF)
 
-    def _hold_process(self) -> None:
-        """Take a pidfd, then make sure that it is the container's process and not a later owner of the number."""
-        self._pidfd = os.pidfd_open(self.pid)
-        leaf = self._parts.cgroup.leaf(LEAF)
-        if leaf not in self._facts().cgroups.values():
-            self._let_go()
-            raise _pid1_gone()
-        self._death = asyncio.ensure_future(self._parts.runtime.wait(self._pidfd))
-
-    def _facts(self) -> ProcessFacts:
-        try:
-            return process_facts(self.pid)
-        except ProcessLookupError as error:
-            raise _pid1_gone() from error
-
     async def _meet_shim(self) -> None:
-        """Wait for the shim's first word; its death or silence is a failed start."""
+        """Wait for the shim's first word, which may come before the runtime's command has ended.
+
+        The runtime's failure, PID 1's death or its silence is a failed start.
+        """
+        assert self._starting is not None  # noqa: S101  launch set it
         hello = asyncio.ensure_future(self._parts.channel.hello(timeout=HELLO_DEADLINE))
-        death = asyncio.ensure_future(self.wait_dead())
         try:
-            await asyncio.wait((hello, death), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((hello, self._starting), return_when=asyncio.FIRST_COMPLETED)
+            if not hello.done():
+                self._hold(self._starting.result())
+                death = asyncio.ensure_future(self.wait_dead())
+                await asyncio.wait((hello, death), return_when=asyncio.FIRST_COMPLETED)
+                death.cancel()
             if not hello.done():
                 raise _no_hello("it died")
             hello.result()
         except ShimDied as error:
             raise _no_hello(str(error)) from error
         finally:
-            death.cancel()
             hello.cancel()
+
+    def _verify(self) -> None:
+        """Hold PID 1 by pidfd, be sure that it is the container's, and that it is what the plan says."""
+        parts = self._parts
+        if self._pidfd < 0:
+            members = parts.cgroup.processes(LEAF)
+            if len(members) != 1:
+                raise _pid1_gone()
+            self._hold(members[0])
+        try:
+            facts = process_facts(self.pid)
+        except ProcessLookupError as error:
+            raise _pid1_gone() from error
+        # Read after the pidfd was taken: a later owner of the number would not be in the container's group.
+        if parts.cgroup.leaf(LEAF) not in facts.cgroups.values():
+            raise _pid1_gone()
+        verify_applied(facts, parts.plan, parts.placement, parts.own_namespaces)
+
+    def _hold(self, pid: int) -> None:
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError as error:
+            raise _pid1_gone() from error
+        self.pid = pid
+        self._death = asyncio.ensure_future(self._parts.runtime.wait(self._pidfd))
+
+
+async def _ended(starting: asyncio.Future[int]) -> None:
+    """The runtime's command is over, or was cancelled with its launch; its failure is not hidden."""
+    await asyncio.wait((starting,))
+    if not starting.cancelled():
+        starting.result()
 
 
 def _pid1_gone() -> ExecutorError:

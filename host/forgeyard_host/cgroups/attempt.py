@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -88,6 +89,29 @@ class AttemptCgroup:
     def empty(self, leaf: str | None = None) -> bool:
         """Whether no process is in `leaf`, or in the whole attempt, in any hierarchy. A missing group is empty."""
         return kill.is_empty(self.host, self.leaf(leaf) if leaf else self.path)
+
+    def processes(self, leaf: str) -> tuple[int, ...]:
+        """Processes in `leaf` itself, as one hierarchy has them."""
+        point = self.host.controllers.get("pids", self.host.hierarchies[0])
+        return tuple(files.processes(point + self.leaf(leaf)))
+
+    def remove_at_once(self, leaves: Iterable[str] = ()) -> bool:
+        """Remove the group and `leaves` if nothing is in them, without a look first: the kernel refuses otherwise.
+
+        True proves that no process was left in any hierarchy.
+        """
+        gone = True
+        for path in self.host.paths(self.path):
+            for group in (*(f"{path}/{leaf}" for leaf in leaves), path):
+                try:
+                    os.rmdir(group)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                        raise
+                    gone = False
+        return gone
 
     def exists(self) -> bool:
         """Whether any hierarchy still has the group."""

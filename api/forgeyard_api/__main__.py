@@ -1,0 +1,5 @@
+"""``python -m forgeyard_api``: the same as the `forgeyard` command."""
+
+from forgeyard_api.main import main
+
+main()

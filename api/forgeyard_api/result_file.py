@@ -1,0 +1,95 @@
+"""`--result`: the whole result as JSON, or what kept the job from having one. Written atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forgeyard_model.errors import ExecutorError, ForgeyardError, InvalidRequest, SandboxError
+
+if TYPE_CHECKING:
+    from forgeyard_model.result import ExecutionResult
+
+STDOUT: Final = "-"
+
+
+def result_json(result: ExecutionResult) -> bytes:
+    """`result` as one line of JSON: enums as snake_case, profiles as written, times as RFC 3339."""
+    # dict: what pydantic serialises; the type's own default is a read-only view of one.
+    data = _adapter().dump_python(replace(result, startup=dict(result.startup)), mode="json")
+    text = json.dumps(data, ensure_ascii=False)
+    # A program's name may be bytes that are no UTF-8; the file is UTF-8 all the same.
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").encode() + b"\n"
+
+
+def read_result(data: bytes) -> ExecutionResult:
+    """The reverse of `result_json`.
+
+    :raises ValueError: when `data` is something else.
+    """
+    result: ExecutionResult = _adapter().validate_json(data)
+    return result
+
+
+def error_json(error: ForgeyardError, exit_code: int) -> bytes:
+    """In the place of a result when none exists: the job was refused, or never started."""
+    found: dict[str, Any] = {"type": type(error).__name__}
+    if isinstance(error, (SandboxError, ExecutorError)):
+        found |= {"kind": error.kind.value, "reason": error.reason}
+    if isinstance(error, InvalidRequest):
+        found |= {"field": error.field, "value": error.value}
+    found |= {"brief": error.brief, "details": error.details, "resolution": error.resolution}
+    found["failure_class"] = error.failure_class.value
+    return json.dumps({"error": found, "exit_code": exit_code}).encode() + b"\n"
+
+
+def check_target(target: str) -> None:
+    """Before the job runs: there is a directory to write the result into.
+
+    :raises InvalidRequest: when there is none.
+    """
+    path = Path(target)
+    if target != STDOUT and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        raise InvalidRequest("--result", target, "name a file in a directory that can be written to")
+
+
+def write_result(target: Path, data: bytes) -> None:
+    """Put `data` at `target`: a reader finds the whole of it or what was there before.
+
+    :raises OSError: when it can't be written; nothing half-written stays.
+    """
+    if target.exists() and not target.is_file():
+        # /dev/stderr, /dev/fd/3 or a FIFO: there is nothing to rename over.
+        with target.open("wb") as special:
+            special.write(data)
+        return
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.absolute().parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+        Path(name).replace(target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(name).unlink()
+        raise
+
+
+def _umask() -> int:
+    # There is no call that only reads it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    from forgeyard_model.result import ExecutionResult
+
+    return TypeAdapter(ExecutionResult)

@@ -1,0 +1,84 @@
+"""`forgeyard ps` and `forgeyard gc`: what is there, and what dead executors left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forgeyard_api.cli_flags import DEFAULT_STATE_DIR, Runtime, StateDir
+from forgeyard_api.main import REFUSED, one_line, say
+
+if TYPE_CHECKING:
+    from forgeyard_executor import RecoveryReport
+
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+
+def ps(state_dir: StateDir = Path(DEFAULT_STATE_DIR), as_json: Json = False) -> int:
+    """List the attempts of a state directory."""
+    from forgeyard_executor import list_sandboxes
+
+    found = list_sandboxes(state_dir.absolute())
+    if as_json:
+        typer.echo(json.dumps([asdict(item) for item in found], default=_json_value))
+        return 0
+    rows = [
+        (item.sandbox_id, item.state, item.name, item.attempt_id, _age(item.started_at), str(item.pid or "-"))
+        for item in found
+    ]
+    typer.echo(table(("SANDBOX", "STATE", "NAME", "ATTEMPT", "AGE", "PID"), rows))
+    return 0
+
+
+def gc(runtime: Runtime = "runc", state_dir: StateDir = Path(DEFAULT_STATE_DIR), as_json: Json = False) -> int:
+    """Remove what executors that are dead left behind. Running jobs are left alone."""
+    import asyncio
+
+    removed, report = asyncio.run(_sweep(runtime, state_dir.absolute()))
+    if as_json:
+        found = {"removed": removed, "alive": report.alive, "errors": report.errors}
+        typer.echo(json.dumps(found))
+    else:
+        for sandbox in removed:
+            typer.echo(f"removed {sandbox}")
+        typer.echo(f"{len(removed)} removed, {report.alive} running")
+    for error in report.errors:
+        say(one_line(error))
+    return REFUSED if report.errors else 0
+
+
+async def _sweep(runtime: str, state_dir: Path) -> tuple[list[str], RecoveryReport]:
+    """What went, and what a second look says. Opening the executor sweeps as well, so the difference is what counts."""
+    from forgeyard_executor import Executor, list_sandboxes
+
+    before = [item.sandbox_id for item in list_sandboxes(state_dir) if item.state == "orphaned"]
+    async with Executor.open(state_dir=state_dir, runtime=runtime) as executor:
+        report = await executor.recover()
+        left = {item.sandbox_id for item in executor.list_sandboxes()}
+    return [sandbox for sandbox in before if sandbox not in left], report
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns as wide as their longest cell; cells lose control characters."""
+    cells = [head, *(tuple(one_line(cell) or "-" for cell in row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
+
+
+def _age(started: Any) -> str:
+    from datetime import UTC, datetime
+
+    from forgeyard_model.units import format_duration
+
+    return format_duration(max((datetime.now(UTC) - started).total_seconds(), 0.0))
+
+
+def _json_value(value: Any) -> str:
+    return str(value.isoformat())
