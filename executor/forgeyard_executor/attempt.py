@@ -19,7 +19,7 @@ from forgeyard_executor.shielding import shielded
 from forgeyard_executor.step_runner import StepRunner, write_scripts
 from forgeyard_host.cgroups import AttemptCgroup
 from forgeyard_host.ledger import Ledger
-from forgeyard_host.operations import SandboxPlaced, SandboxSetup
+from forgeyard_host.operations import DEFAULT_FILES_SIZE, SandboxPlaced, SandboxSetup
 from forgeyard_host.recovery import undo
 from forgeyard_host.uids import UidLease
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
@@ -143,11 +143,11 @@ class Attempt:
         ledger.intend("cgroup", path=group, leaves=[LEAF])
         held.cgroup = AttemptCgroup.create(services.cgroups, group)
         held.placed = services.host.setup(self._setup_request(held.lease.base), ledger)
-        hosts = self._directory / "hosts"
-        hosts.write_text(hosts_file(self.sandbox.hostname))
+        files = Path(held.placed.files)
+        (files / "hosts").write_text(hosts_file(self.sandbox.hostname))
         user = self.planned.plan.user
         held.channel = ShimChannel.create(
-            self._directory / "ctl", shim=services.shim, uid=held.lease.base + user.uid, gid=held.lease.base + user.gid
+            files / "ctl", shim=services.shim, uid=held.lease.base + user.uid, gid=held.lease.base + user.gid
         )
         held.scripts = write_scripts(held.channel, self.planned.steps)
         held.spool = Spool.create(
@@ -168,11 +168,12 @@ class Attempt:
             overlays=self.planned.overlays,
             scratch=self.planned.scratch,
             disk_limit=self.request.limits.disk,
+            files_size=DEFAULT_FILES_SIZE + sum(len(step.stdin or b"") for step in self.request.spec.steps),
         )
 
     def _compile(self, base: int, cgroup: AttemptCgroup, placed: SandboxPlaced) -> None:
         planned = self.planned
-        sources = {slot: str(self._directory / name) for slot, name in planned.attempt_files.items()}
+        sources = {slot: f"{placed.files}/{name}" for slot, name in planned.attempt_files.items()}
         sources |= {**planned.host_sources, **placed.sources}
         placement = Placement(
             sandbox=self.sandbox,
@@ -204,11 +205,11 @@ class Attempt:
         """
         held, services = self._held, self._services
         channel = made(held.channel)
-        made(held.ledger).intend("container", runtime_root=str(self._directory / "runtime"))
+        made(held.ledger).intend("container", runtime_root=f"{made(held.placed).files}/runtime")
         held.container = JobContainer(
             ContainerParts(
                 runtime=services.runtime,
-                ref=ContainerRef(self.sandbox.container, self._directory),
+                ref=self._ref(),
                 plan=self.prepared.plan,
                 placement=self.prepared.placement,
                 channel=channel,
@@ -261,6 +262,9 @@ class Attempt:
         if self._held.spool is not None:
             await self._services.in_pool(self._held.spool.remove)
 
+    def _ref(self) -> ContainerRef:
+        return ContainerRef(self.sandbox.container, Path(made(self._held.placed).files))
+
     async def clean_up(self) -> tuple[str, ...]:
         """Undo everything in reverse, past errors. Repeating it is no error.
 
@@ -272,8 +276,7 @@ class Attempt:
                 await self._disk.stop()
                 if self._held.container is not None:
                     await _past_errors(errors, self._held.container.kill())
-                    ref = ContainerRef(self.sandbox.container, self._directory)
-                    await _past_errors(errors, self._services.runtime.remove(ref))
+                    await _past_errors(errors, self._services.runtime.remove(self._ref()))
                 await shielded(self._services.in_pool(lambda: self._unwind(errors)))
         except TimeoutError:
             errors.append(f"took more than {CLEANUP_DEADLINE:g}s")

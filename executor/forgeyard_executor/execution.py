@@ -29,6 +29,9 @@ from forgeyard_runtimes.spool import OutputChunk
 
 log: Final = logging.getLogger("forgeyard.executor")
 
+SMALL_OUTPUT: Final = 1 << 20
+"""Bytes. Deleting that little is quicker than handing it to a thread."""
+
 DEATH_GRACE: Final = 1.0
 """Seconds between the death of PID 1 and giving up on its last report."""
 
@@ -39,7 +42,7 @@ class Execution:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._end: End | None = None
-        self._stop = asyncio.Event()
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kill_now = asyncio.Event()
         self._no_more_steps = asyncio.Event()
         self._step_lock = asyncio.Lock()
@@ -93,9 +96,13 @@ class Execution:
         async for chunk in self._attempt.spool.reader():
             yield chunk
 
-    def drop_output(self) -> None:
+    async def drop_output(self) -> None:
         """Delete the spooled output. Only after the end, when no reader wants it any more."""
-        self._attempt.spool.remove()
+        summary = self._attempt.spool.summary()
+        if summary.stdout_bytes + summary.stderr_bytes <= SMALL_OUTPUT:
+            self._attempt.spool.remove()
+        else:
+            await asyncio.to_thread(self._attempt.spool.remove)
 
     # ---- the attempt's own task
 
@@ -124,11 +131,10 @@ class Execution:
     async def _run_to_end(self) -> None:
         """Steps until they are through or something stops them; then the end of the tree, verified."""
         steps = asyncio.ensure_future(self._run_steps())
-        stopped = asyncio.ensure_future(self._stop.wait())
-        death = asyncio.ensure_future(self._attempt.container.wait_dead())
+        death = self._attempt.container.death
         limit, name = self._time_limit()
         try:
-            await asyncio.wait((steps, stopped, death), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((steps, self._stopped, death), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             if death.done() and not steps.done():
                 # What the running step last reported may still be in the pipe; it counts.
                 await asyncio.wait((steps,), timeout=DEATH_GRACE)
@@ -140,8 +146,6 @@ class Execution:
                 steps.result()
                 self._set_end(End(EndCause.EXITED))
         finally:
-            stopped.cancel()
-            death.cancel()
             await self._end_tree(steps)
 
     def _time_limit(self) -> tuple[float | None, str]:
@@ -229,7 +233,7 @@ class Execution:
         """The first cause stands: what came later only raced with it."""
         if self._end is None:
             self._end = end
-            self._stop.set()
+            self._stopped.set_result(None)
 
     def _result(
         self,

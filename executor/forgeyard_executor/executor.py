@@ -18,7 +18,7 @@ from forgeyard_executor.export import BundleExport
 from forgeyard_executor.outputs import check_destination
 from forgeyard_executor.planning import Planned, check_isolation, plan_request, process_mode_user
 from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover
-from forgeyard_executor.services import HostServices, nofile_ceiling, place_shim
+from forgeyard_executor.services import HostServices, nofile_ceiling
 from forgeyard_executor.shielding import shielded
 from forgeyard_executor.sources import canonical_request, split_root_approvals
 from forgeyard_executor.state import StatePaths
@@ -170,7 +170,7 @@ class Executor:
             return
         await execution.cancel(CancellationReason.USER)
         await execution.wait()
-        await self._services.in_pool(execution.drop_output)
+        await execution.drop_output()
         self._running.pop(SandboxId(execution.sandbox_id), None)
 
     def list_sandboxes(self) -> tuple[SandboxInfo, ...]:
@@ -247,5 +247,5 @@ async def _open_services(stack: AsyncExitStack, paths: StatePaths, runtime: str)
         pool=pool,
         own_namespaces=process_facts(os.getpid()).namespaces,
         nofile_ceiling=nofile_ceiling(),
-        shim=place_shim(shim_binary(), paths),
+        shim=shim_binary(),
     )

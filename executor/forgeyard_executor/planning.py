@@ -49,7 +49,7 @@ class Planned:
     """A plan, and the parts of the host's SandboxSetup that serve it.
 
     :param host_sources: sources of slots that need nothing made: paths of the host, bound as they are.
-    :param attempt_files: slots that are files or directories of the attempt's own directory, by relative path.
+    :param attempt_files: slots that are files or directories of the attempt's own, by relative path.
     """
 
     plan: ContainerPlan

@@ -11,6 +11,7 @@ from forgeyard_host.cgroups import CgroupHost
 from forgeyard_host.files import remove_tree
 from forgeyard_host.host import Host
 from forgeyard_host.ledger import ExecutorLock, LedgerRecord, owner_alive, scan
+from forgeyard_host.mounts import FILES
 from forgeyard_host.recovery import undo
 from forgeyard_model.errors import ForgeyardError
 
@@ -80,7 +81,7 @@ def _info(paths: StatePaths, record: LedgerRecord) -> SandboxInfo:
     directory = paths.attempt(record.sandbox)
     data = next((entry.data for entry in record.entries if entry.kind == "attempt"), {})
     try:
-        pid = int((directory / "pid").read_text())
+        pid = int((directory / "mnt" / FILES / "pid").read_text())
     except (OSError, ValueError):
         pid = None
     state = "orphaned" if not owner_alive(record) else ("running" if pid is not None else "preparing")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import resource
 from collections.abc import Callable, Mapping
@@ -39,9 +38,9 @@ class HostServices:
     own_namespaces: Mapping[str, int]
     nofile_ceiling: int
 
-    async def in_pool(self, call: Callable[[], T]) -> T:
+    def in_pool(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run a blocking call in the bounded pool."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, call)
+        return asyncio.get_running_loop().run_in_executor(self.pool, call)
 
 
 _CAP_SYS_RESOURCE = 1 << 24
@@ -52,15 +51,3 @@ def nofile_ceiling() -> int:
     if process_facts(os.getpid()).capabilities["effective"] & _CAP_SYS_RESOURCE:
         return int(Path("/proc/sys/fs/nr_open").read_text())
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-
-
-def place_shim(binary: Path, paths: StatePaths) -> Path:
-    """A copy of the shim in the state directory, made once per version: jobs have hard links to it, so share its pages."""
-    content = binary.read_bytes()
-    target = paths.root / f"init-{hashlib.sha256(content).hexdigest()[:16]}"
-    if not target.exists():
-        fresh = target.with_name(f"{target.name}.{os.getpid()}")
-        fresh.write_bytes(content)
-        fresh.chmod(0o555)
-        fresh.rename(target)
-    return target

@@ -71,7 +71,7 @@ class Host:
         return f"{self.state_root}/sandboxes/{sandbox}"
 
     def create_directory(self, sandbox: SandboxId, ledger: Ledger) -> str:
-        """Make the attempt's directory with ctl, bundle, runtime, mnt and scratch in it; returns its path.
+        """Make the attempt's directory with mnt and scratch in it; returns its path.
 
         :raises SandboxError: MOUNT_FAILED, reason no_directory.
         """
@@ -98,7 +98,7 @@ class Host:
             _mkdir(f"{self.state_root}/sandboxes", _SEARCHABLE)
             _mkdir(directory, _SEARCHABLE)
         for name in FIXED:
-            _mkdir(f"{directory}/{name}", 0o700 if name == "runtime" else _SEARCHABLE)
+            _mkdir(f"{directory}/{name}", _SEARCHABLE)
 
     def setup(self, request: SandboxSetup, ledger: Ledger) -> SandboxPlaced:
         """Make the mounts and writable directories of `request`; intents go to `ledger` first.
@@ -119,7 +119,7 @@ class Host:
                 layout = Layout()  # the disk hides what a spare directory came with
                 self._disks.mount(f"{request.directory}/disk.img", f"{request.directory}/scratch", request.disk_limit)
                 os.chmod("scratch", _SEARCHABLE, dir_fd=directory)
-            mounts.make_mount_root(f"{request.directory}/mnt")
+            mounts.make_mount_root(f"{request.directory}/mnt", request.files_size)
             with Placing(request, self._namespaces, directory, layout) as placing:
                 return placing.place()
         except OSError as error:

@@ -53,15 +53,25 @@ def _cannot_open(path: str, error: OSError) -> SandboxError:
     return bad_plan(reason, f"cannot open {path}", details=describe(error))
 
 
-def make_mount_root(path: str) -> None:
-    """A small private tmpfs at `path` that holds the mountpoints.
+FILES: Final = "files"
+"""Below the tmpfs: what the runtime and the shim need on disk for as long as the attempt lives."""
+_FILE_DIRECTORIES: Final = (("ctl", 0o711), ("bundle", 0o700), ("runtime", 0o700))
 
-    Private, so that nothing spreads to other mount namespaces; one detach of it drops all that is below.
+
+def make_mount_root(path: str, size: int) -> None:
+    """A small private tmpfs of `size` bytes at `path` that holds the mountpoints and the attempt's own small files.
+
+    Private, so that nothing spreads to other mount namespaces; one detach of it drops all that is below. Executable,
+    since the init of the job is one of those files.
     """
-    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     try:
-        syscalls.mount("forgeyard", path, "tmpfs", flags, "mode=0711,size=1m,nr_inodes=4096")
+        syscalls.mount("forgeyard", path, "tmpfs", flags, f"mode=0711,size={size},nr_inodes=65536")
         syscalls.mount("none", path, "none", syscalls.MS_PRIVATE)
+        # The place for files comes first, so that no slot can have its name.
+        for name, mode in ((FILES, 0o711), *((f"{FILES}/{name}", mode) for name, mode in _FILE_DIRECTORIES)):
+            os.mkdir(f"{path}/{name}", mode)  # noqa: PTH102  many times per job
+            os.chmod(f"{path}/{name}", mode)  # noqa: PTH101  whatever the umask is
     except OSError as error:
         raise mount_failed("mount a tmpfs for the mountpoints", error) from error
 

@@ -10,8 +10,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from forgeyard_model.identity import SandboxId
+
+DEFAULT_FILES_SIZE: Final = 16 << 20
 
 
 class IdMapKind(StrEnum):
@@ -73,6 +76,7 @@ class SandboxSetup:
     :param directory: <state>/sandboxes/<ulid>.
     :param uid_base: first host id of the attempt's range; None when the sandbox has no user namespace.
     :param disk_limit: bytes for all that is written under scratch; None: bounded by the host's disk alone.
+    :param files_size: bytes that the attempt's own files may have in memory.
     """
 
     sandbox: SandboxId
@@ -85,15 +89,22 @@ class SandboxSetup:
     overlays: tuple[OverlayRequest, ...] = ()
     scratch: tuple[ScratchDir, ...] = ()
     disk_limit: int | None = None
+    files_size: int = DEFAULT_FILES_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxPlaced:
-    """Host path of each slot, and facts worth telling the user. `scratch`: path of the writable layer."""
+    """Host path of each slot, and facts worth telling the user.
+
+    :param scratch: path of the writable layer.
+    :param files: a directory in memory, with ctl, bundle and runtime in it, that goes with the attempt's mounts. Small
+        files made and removed for each job are what a disk is slowest at.
+    """
 
     sources: Mapping[str, str]
     notes: tuple[str, ...]
     scratch: str
+    files: str
 
     def open_scratch(self) -> int:
         """A new O_PATH fd of the writable layer, to collect from; the caller closes it before teardown."""

@@ -55,7 +55,9 @@ class Placing:
             self._bind(bind)
         for number, overlay in enumerate(self.request.overlays):
             self._overlay(number, overlay)
-        return SandboxPlaced(self.sources, tuple(self.notes), f"{self.request.directory}/scratch")
+        directory = self.request.directory
+        files = f"{directory}/mnt/{mounts.FILES}"
+        return SandboxPlaced(self.sources, tuple(self.notes), f"{directory}/scratch", files)
 
     def _host_id(self, inside: int) -> int:
         base = self.request.uid_base

@@ -20,7 +20,7 @@ from typing import Final
 from forgeyard_host.files import empty_directory, open_beneath, remove_tree
 from forgeyard_host.processes import own_start_time, start_time
 
-FIXED: Final = ("ctl", "bundle", "runtime", "mnt", "scratch")
+FIXED: Final = ("mnt", "scratch")
 """Directories that every attempt has; all but scratch are out of the job's reach."""
 
 _KEPT: Final = 32

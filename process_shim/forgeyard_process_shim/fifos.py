@@ -4,6 +4,9 @@ The directory is bound read-only at /.forgeyard. It is root's with mode 0711: a 
 and list nothing.
 """
 
+# Plain os calls: these run for every job, and pathlib costs more than the calls themselves.
+# ruff: noqa: PTH101, PTH108
+
 from __future__ import annotations
 
 import errno
@@ -47,9 +50,9 @@ def make_fifos(directory: Path, uid: int, gid: int) -> None:
     :raises OSError: as mkfifo and chown give it.
     """
     for name, mode in _FIFOS.items():
-        path = directory / name
+        path = f"{directory}/{name}"
         os.mkfifo(path, 0)
-        path.chmod(mode)
+        os.chmod(path, mode)
         os.chown(path, uid, gid)
 
 
@@ -79,8 +82,9 @@ def open_host_ends(directory: Path) -> HostEnds:
     opened: list[int] = []
     try:
         # Read and write, so that the init's own open finds both a writer and, for ours, a reader.
-        opened.append(os.open(directory / "control", os.O_RDWR | os.O_NONBLOCK))
-        opened.extend(os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK) for name in ("report", "stdout", "stderr"))
+        opened.append(os.open(f"{directory}/control", os.O_RDWR | os.O_NONBLOCK))
+        reading = (f"{directory}/{name}" for name in ("report", "stdout", "stderr"))
+        opened.extend(os.open(path, os.O_RDONLY | os.O_NONBLOCK) for path in reading)
     except OSError:
         for fd in opened:
             os.close(fd)
@@ -94,7 +98,8 @@ def open_host_ends(directory: Path) -> HostEnds:
 def remove_fifos(directory: Path) -> None:
     """Take the names away: what is open stays usable, nobody else can open it. Idempotent."""
     for name in _FIFOS:
-        (directory / name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{directory}/{name}")
 
 
 def write_file(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:

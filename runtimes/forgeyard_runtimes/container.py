@@ -123,10 +123,15 @@ class JobContainer:
         if starting is not None:
             await _ended(starting)
 
-    async def wait_dead(self) -> None:
-        """Until PID 1 is dead, whoever ended it."""
-        if self._death is not None:
-            await asyncio.wait((self._death,))
+    @property
+    def death(self) -> asyncio.Future[None]:
+        """Done once PID 1 is dead, whoever ended it. To be looked at, never cancelled.
+
+        :raises ExecutorError: before the launch.
+        """
+        if self._death is None:
+            raise _pid1_gone()
+        return self._death
 
     async def _dead_within(self, seconds: float) -> bool:
         if self._death is not None:
@@ -160,9 +165,7 @@ class JobContainer:
             await asyncio.wait((hello, self._starting), return_when=asyncio.FIRST_COMPLETED)
             if not hello.done():
                 self._hold(self._starting.result())
-                death = asyncio.ensure_future(self.wait_dead())
-                await asyncio.wait((hello, death), return_when=asyncio.FIRST_COMPLETED)
-                death.cancel()
+                await asyncio.wait((hello, self.death), return_when=asyncio.FIRST_COMPLETED)
             if not hello.done():
                 raise _no_hello("it died")
             hello.result()

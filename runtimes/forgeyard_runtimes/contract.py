@@ -31,7 +31,7 @@ class Stdio:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRef:
-    """A container at a runtime. `directory` is the attempt's; bundle and runtime state live below it."""
+    """A container at a runtime. `directory` is for the attempt's own files: its bundle, and the runtime's state."""
 
     container_id: str
     directory: Path

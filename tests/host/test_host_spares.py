@@ -71,7 +71,7 @@ def test_a_clean_directory_serves_again(begin: Begin, state_dir: Path) -> None:
     Path(first.sources["w"], "deep/er").mkdir(parents=True)
     Path(first.sources["w"], "deep/er/file").write_text("of the first")
     Path(first.sources["o"], "file").write_text("of the first")
-    Path(os.path.dirname(first.scratch), "ctl/token").write_text("of the first")
+    Path(os.path.dirname(first.scratch), "token").write_text("of the first")
     Path(os.path.dirname(first.scratch), "hosts").write_text("of the first")
     was = inode(first)
     end()
