@@ -175,13 +175,17 @@ def pss(pid: int | str) -> int:
 
 
 async def bench_memory(executor: Executor, state: Path) -> None:
-    """What a running job costs in memory of ours: the shim, and what the executor grew by."""
+    """What a running job costs in memory of ours: the shim, its files in memory, and what the executor grew by."""
     count = 16
     before = pss("self")
     contexts = [executor.run(Job(rootfs="host", steps=(Step("sleep", "600"),), limits=Limits())) for _ in range(count)]
     executions = [await context.__aenter__() for context in contexts]
-    shims = sum(pss((state / "sandboxes" / e.sandbox_id / "pid").read_text()) for e in executions)
-    grown = pss("self") - before
+    files = [state / "sandboxes" / e.sandbox_id / "mnt/files" for e in executions]
+    shims = sum(pss((path / "pid").read_text()) for path in files)
+    in_memory = sum(
+        os.statvfs(path).f_frsize * (os.statvfs(path).f_blocks - os.statvfs(path).f_bfree) for path in files
+    )
+    grown = pss("self") - before + in_memory
     for execution, context in zip(executions, contexts, strict=True):
         await execution.cancel(kill=True)
         await context.__aexit__(None, None, None)

@@ -15,7 +15,6 @@ from forgeyard_executor.disk import DiskWatch
 from forgeyard_executor.outputs import collect
 from forgeyard_executor.planning import UID_COUNT, Planned
 from forgeyard_executor.services import HostServices
-from forgeyard_executor.shielding import shielded
 from forgeyard_executor.step_runner import StepRunner, write_scripts
 from forgeyard_host.cgroups import AttemptCgroup
 from forgeyard_host.ledger import Ledger
@@ -37,6 +36,7 @@ from forgeyard_process_shim.channel import ShimChannel
 from forgeyard_process_shim.hostroot import hosts_file
 from forgeyard_runtimes.container import LEAF, ContainerParts, JobContainer
 from forgeyard_runtimes.contract import ContainerRef
+from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import Spool
 
 log: Final = logging.getLogger("forgeyard.executor")
@@ -295,7 +295,7 @@ class Attempt:
             undo(held.ledger.record(), services.host, services.cgroups, orphans=False)
         except ForgeyardError as error:
             errors.append(str(error))
-        if errors:
+            held.ledger.close()
             return
         if held.lease is not None:
             held.lease.release()

@@ -19,7 +19,6 @@ from forgeyard_executor.outputs import check_destination
 from forgeyard_executor.planning import Planned, check_isolation, plan_request, process_mode_user
 from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover
 from forgeyard_executor.services import HostServices, nofile_ceiling
-from forgeyard_executor.shielding import shielded
 from forgeyard_executor.sources import canonical_request, split_root_approvals
 from forgeyard_executor.state import StatePaths
 from forgeyard_host.cgroups import CgroupHost
@@ -38,6 +37,7 @@ from forgeyard_networks.attach import attach
 from forgeyard_process_shim.binary import shim_binary
 from forgeyard_process_shim.hostroot import HostRootfs
 from forgeyard_runtimes.cli_runtime import CliRuntime
+from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import OutputPump
 
 if TYPE_CHECKING:

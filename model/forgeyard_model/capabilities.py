@@ -1,4 +1,4 @@
-"""What an executor can do on this host (seed, sections 10, 175-185): filled by probes that use a feature, not by hope."""
+"""What an executor can do on this host (seed, sections 10, 175-185): filled by probes, not by hope."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class FilesystemPolicy:
     source_mode: SourceMode
     root_read_only: bool
     allow_host_paths: tuple[ApprovedHostPath, ...] = ()
-    writable_paths: tuple[str, ...] = ("/work/build", "/work/output", "/work/tmp", "/tmp", "/home/forgeyard")  # noqa: S108
+    writable_paths: tuple[str, ...] = ("/work/build", "/work/output", "/work/tmp", "/tmp", "/home/forgeyard")  # noqa: S108  in the sandbox
     toolchains: tuple[ApprovedHostPath, ...] = ()
     tmp_size: int | None = None
 

@@ -54,7 +54,7 @@ def bare_skeleton(host: Path, layout: Layout) -> Skeleton:
 def etc_names(host: Path) -> list[str]:
     """The names in /etc. /etc itself changes with every account and lease: which names it has is what counts."""
     try:
-        return sorted(os.listdir(host / "etc"))  # noqa: PTH208
+        return sorted(os.listdir(host / "etc"))  # noqa: PTH208  names alone
     except FileNotFoundError:
         return []
 

@@ -88,7 +88,7 @@ class ConfigCopy:
             parent = relative[:end]
             mode = os.lstat(self._on_host(parent)).st_mode
             if stat.S_ISLNK(mode):
-                target = self._target(f"{self._base}/{parent}", os.readlink(self._on_host(parent)))  # noqa: PTH115
+                target = self._target(f"{self._base}/{parent}", os.readlink(self._on_host(parent)))  # noqa: PTH115  keeps the text as it is
                 self._waiting.append(parent)
                 return self._follow(target + relative[end:])
             if not mode & 0o001:
@@ -118,7 +118,7 @@ class ConfigCopy:
         return self._take_file(relative, path) if stat.S_ISREG(mode) else Refusal.SPECIAL_FILE
 
     def _take_link(self, relative: str, path: str) -> Refusal | None:
-        raw = os.readlink(path)  # noqa: PTH115
+        raw = os.readlink(path)  # noqa: PTH115  keeps the text as it is
         inside = f"{self._base}/{relative}"
         target = self._target(inside, raw)
         if reason := self._follow(target):

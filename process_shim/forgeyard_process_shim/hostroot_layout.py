@@ -16,7 +16,7 @@ _CONFIG_DIRS: Final = ("/usr/etc", "/usr/local/etc")
 _CONFIG_FILES: Final = ("/usr/pip.conf", "/usr/lib/node_modules/npm/npmrc", "/usr/share/nodejs/npm/npmrc")
 """Site configuration that tools look for beside themselves: hidden when there."""
 _PROGRAMS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_PRIVATE: Final = ("/etc", "/root", "/home", "/var", "/run", "/proc", "/sys", "/dev", "/boot", "/tmp")  # noqa: S108
+_PRIVATE: Final = ("/etc", "/root", "/home", "/var", "/run", "/proc", "/sys", "/dev", "/boot", "/tmp")  # noqa: S108  only names
 """An approval of /opt or /usr/local that leads into one of these is refused."""
 _IMAGE_BASED: Final = ("/var/usrlocal", "/var/opt")
 """Where hosts with an immutable /usr keep the two: the one exception."""
@@ -139,7 +139,7 @@ def real_path(host: Path, path: str) -> str | None:
         if not stat.S_ISLNK(mode):
             done = here
             continue
-        target = os.readlink(f"{host}{here}")  # noqa: PTH115
+        target = os.readlink(f"{host}{here}")  # noqa: PTH115  keeps the text as it is
         rest = [word for word in target.split("/") if word not in ("", ".")] + rest
         done = "" if target.startswith("/") else done
     raise SandboxError(SandboxErrorKind.INVALID_FILESYSTEM_PLAN, "link_loop", f"the links of {path} never end")

@@ -21,7 +21,7 @@ _OPEN: Final = 0o1777
 _MOUNTPOINTS: Final = (
     *(("/proc", 0o555), ("/sys", 0o555), ("/sys/fs/cgroup", 0o555), ("/dev", 0o755)),
     *((f"/sys/devices/system/{name}", 0o555) for name in ("cpu", "node")),
-    *(("/tmp", _OPEN), ("/var/tmp", _OPEN), ("/run", 0o755), ("/run/secrets", 0o755)),  # noqa: S108
+    *(("/tmp", _OPEN), ("/var/tmp", _OPEN), ("/run", 0o755), ("/run/secrets", 0o755)),  # noqa: S108  in the sandbox
     *((f"/work/{name}", 0o755) for name in ("source", "build", "output", "tmp")),
     *((path, 0o755) for path in ("/toolchains", HOME, SHIM_DIR, "/usr", "/opt")),
 )

@@ -113,13 +113,22 @@ class CliRuntime:
             raise _lost(f"{self._traits.name} wrote no pid", str(error)) from error
 
     async def exec(self, ref: ContainerRef, process: bytes, *, deadline: float) -> int:
-        """Run a compiled process.json in the container; its exit code. Output is not kept."""
-        path = ref.directory / f"exec-{os.urandom(8).hex()}.json"
+        """Run a compiled process.json in the container; its exit code. Output is not kept.
+
+        :raises ExecutorError: SPAWN_FAILED, when the runtime itself failed: its own exit code is no process's.
+        """
+        stem = ref.directory / f"exec-{os.urandom(8).hex()}"
+        path, log = stem.with_suffix(".json"), stem.with_suffix(".log")
         path.write_bytes(process)
         try:
-            done = await _run((*self._argv(ref, "exec", "--process", str(path)), ref.container_id), deadline)
+            argv = self._argv(ref, "exec", "--process", str(path), log=log)
+            done = await _run((*argv, ref.container_id), deadline)
+            message = _log_message(log) if done.code != 0 else ""
         finally:
             path.unlink()
+            log.unlink(missing_ok=True)
+        if message:
+            raise _lost(f"{self._traits.name} could not run a process in the container", message)
         return done.code
 
     async def wait(self, pidfd: int) -> None:
@@ -189,9 +198,9 @@ class CliRuntime:
     def _root(ref: ContainerRef) -> Path:
         return ref.directory / "runtime"
 
-    def _argv(self, ref: ContainerRef, *command: str) -> tuple[str, ...]:
-        log = str(ref.directory / "runtime.log")
-        flags = tuple(flag.format(log) if flag == "{}" else flag for flag in self._traits.log)
+    def _argv(self, ref: ContainerRef, *command: str, log: Path | None = None) -> tuple[str, ...]:
+        path = str(log or ref.directory / "runtime.log")
+        flags = tuple(path if flag == "{}" else flag for flag in self._traits.log)
         return (self._binary, "--root", str(self._root(ref)), *flags, *command)
 
 

@@ -18,6 +18,7 @@ from forgeyard_process_shim.channel import ShimChannel, ShimDied
 from forgeyard_process_shim.protocol import BackgroundExited, Exited, NoExec, Started, StepCommand
 from forgeyard_runtimes.contract import ContainerRef, ContainerRuntime, Stdio
 from forgeyard_runtimes.gate import verify_applied
+from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import Spool
 
 HELLO_DEADLINE: Final = 30.0
@@ -69,7 +70,11 @@ class JobContainer:
         clock = time.monotonic()
         await parts.runtime.create(parts.ref, bundle, rootfs, network, Stdio())
         self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref))
-        await self._meet_shim()
+        try:
+            await self._meet_shim()
+        except BaseException:
+            await self._abandon_start()
+            raise
         phase("start", time.monotonic() - clock)
         clock = time.monotonic()
         parts.channel.unlink()
@@ -115,8 +120,6 @@ class JobContainer:
             await parts.runtime.kill(parts.ref, self._pidfd)
             if not await self._dead_within(KILL_DEADLINE):
                 raise _survives(parts.ref)
-        elif starting is not None:
-            starting.cancel()
         await parts.spool.close_input()
         parts.channel.close()
         self._let_go()
@@ -153,6 +156,15 @@ class JobContainer:
     def usage(self) -> ResourceUsage:
         """What it used, as far as the kernel tells."""
         return self._parts.cgroup.usage(LEAF)
+
+    async def _abandon_start(self) -> None:
+        """After a failed launch: end the runtime's command. Its own error, if it had one, is the launch's."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()
+            await shielded(asyncio.wait((starting,)))
+            if not starting.cancelled():
+                starting.exception()
 
     async def _meet_shim(self) -> None:
         """Wait for the shim's first word, which may come before the runtime's command has ended.
