@@ -31,7 +31,7 @@ from forgeyard_model.result import (
     Provenance,
     ResourceUsage,
 )
-from forgeyard_oci.spec import compile_bundle
+from forgeyard_oci.spec import compile_bundle, load_profile
 from forgeyard_process_shim.channel import ShimChannel
 from forgeyard_process_shim.hostroot import hosts_file
 from forgeyard_runtimes.container import LEAF, ContainerParts, JobContainer
@@ -277,6 +277,8 @@ class Attempt:
                 if self._held.container is not None:
                     await _past_errors(errors, self._held.container.kill())
                     await _past_errors(errors, self._services.runtime.remove(self._ref()))
+                if self._held.channel is not None:
+                    self._held.channel.close()
                 await shielded(self._services.in_pool(lambda: self._unwind(errors)))
         except TimeoutError:
             errors.append(f"took more than {CLEANUP_DEADLINE:g}s")
@@ -287,8 +289,6 @@ class Attempt:
     def _unwind(self, errors: list[str]) -> None:
         """Section 199's order, by the ledger: the same undoing as after a crash."""
         held, services = self._held, self._services
-        if held.channel is not None:
-            held.channel.close()
         if held.ledger is None:
             return
         try:
@@ -311,7 +311,7 @@ class Attempt:
             isolation=self.planned.isolation,
             user_namespace=prepared.plan.user_namespace,
             network=self.request.network.mode,
-            seccomp=prepared.plan.seccomp,
+            seccomp=load_profile(prepared.plan.seccomp).identity,
             runtime=self._services.runtime.name,
             rootfs=self.rootfs.identity,
             plan_digest=prepared.bundle.plan_digest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -108,6 +109,8 @@ class Executor:
                 "prepare_timeout",
                 f"prepare_timeout of {request.timeouts.prepare:g}s expired",
             ) from error
+        except OSError as error:
+            raise _state_io(error) from error
         self._prepared[attempt.sandbox] = attempt
         return attempt.prepared
 
@@ -127,6 +130,8 @@ class Executor:
             await shielded(attempt.discard())
             if isinstance(error, SandboxError):
                 raise ExecutorError.prepare(error) from error
+            if isinstance(error, OSError):
+                raise _state_io(error) from error
             raise
         execution = Execution(attempt)
         self._running[attempt.sandbox] = execution
@@ -221,6 +226,17 @@ class Executor:
         for attempt in list(self._prepared.values()):
             await shielded(attempt.discard())
         self._prepared.clear()
+
+
+def _state_io(error: OSError) -> ExecutorError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return ExecutorError(
+        ExecutorErrorKind.IO_FAILED,
+        "no_space" if full else "state_directory",
+        "the state directory can't be written",
+        details=str(error),
+        resolution="free space in its file system, or name another with --state-dir",
+    )
 
 
 async def _open_services(stack: AsyncExitStack, paths: StatePaths, runtime: str) -> HostServices:

@@ -72,13 +72,13 @@ class JobContainer:
         self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref))
         try:
             await self._meet_shim()
+            phase("start", time.monotonic() - clock)
+            clock = time.monotonic()
+            parts.channel.unlink()
+            await self._verify()
         except BaseException:
             await self._abandon_start()
             raise
-        phase("start", time.monotonic() - clock)
-        clock = time.monotonic()
-        parts.channel.unlink()
-        self._verify()
         parts.spool.attach(*parts.channel.take_output())
         parts.channel.release()
         phase("gate", time.monotonic() - clock)
@@ -157,6 +157,11 @@ class JobContainer:
         """What it used, as far as the kernel tells."""
         return self._parts.cgroup.usage(LEAF)
 
+    async def _runtime_pid(self) -> int:
+        if self._starting is None:
+            raise _pid1_gone()
+        return await asyncio.shield(self._starting)
+
     async def _abandon_start(self) -> None:
         """After a failed launch: end the runtime's command. Its own error, if it had one, is the launch's."""
         starting, self._starting = self._starting, None
@@ -171,12 +176,14 @@ class JobContainer:
 
         The runtime's failure, PID 1's death or its silence is a failed start.
         """
-        assert self._starting is not None  # noqa: S101  launch set it
+        starting = self._starting
+        if starting is None:
+            raise _pid1_gone()
         hello = asyncio.ensure_future(self._parts.channel.hello(timeout=HELLO_DEADLINE))
         try:
-            await asyncio.wait((hello, self._starting), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((hello, starting), return_when=asyncio.FIRST_COMPLETED)
             if not hello.done():
-                self._hold(self._starting.result())
+                self._hold(starting.result())
                 await asyncio.wait((hello, self.death), return_when=asyncio.FIRST_COMPLETED)
             if not hello.done():
                 raise _no_hello("it died")
@@ -186,14 +193,13 @@ class JobContainer:
         finally:
             hello.cancel()
 
-    def _verify(self) -> None:
+    async def _verify(self) -> None:
         """Hold PID 1 by pidfd, be sure that it is the container's, and that it is what the plan says."""
         parts = self._parts
         if self._pidfd < 0:
+            # Beside the end of the runtime's command, where its group already tells which process it is.
             members = parts.cgroup.processes(LEAF)
-            if len(members) != 1:
-                raise _pid1_gone()
-            self._hold(members[0])
+            self._hold(members[0] if len(members) == 1 else await self._runtime_pid())
         try:
             facts = process_facts(self.pid)
         except ProcessLookupError as error:
