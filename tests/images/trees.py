@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
 import stat
@@ -13,25 +12,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import build
+
 from forgeyard_oci.unpack import UnpackReport, unpack_layer
 from forgeyard_oci.unpack_limits import UnpackLimits
 from forgeyard_oci.unpack_merged import MergedTree
 from forgeyard_oci.unpack_stream import LayerStream
-
-
-def load(name: str) -> Any:
-    """A module of this directory, which is no package: the same object however often it is asked for."""
-    full = f"forgeyard_test_images_{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[full] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[full])
-    return sys.modules[full]
-
-
-build = load("build")
 
 
 def unpack_bytes(

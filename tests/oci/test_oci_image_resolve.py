@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
+import build
 import pytest
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, FailureClass, ForgeyardError, SandboxError
@@ -16,21 +15,6 @@ from forgeyard_oci.image_platform import Platform
 from forgeyard_oci.image_resolve import ResolvedImage, resolve_image
 from forgeyard_oci.layout import ImageLayout
 from forgeyard_oci.reference import ImageReference
-
-
-def _load_trees() -> Any:
-    """tests/images/trees.py: shared by several files, and no package, since test folders are none."""
-    name = "forgeyard_test_images_trees"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "images" / "trees.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-trees = _load_trees()
-build = trees.build
-
 
 AMD64 = Platform.parse("linux/amd64")
 LAYER = build.tar([build.Entry("f", b"x")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
@@ -15,27 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import build
 import pytest
+import trees
 
 from forgeyard_model.capabilities import ExecutorKind
 from forgeyard_model.errors import ExecutorError, InvalidRequest, SandboxError
 from forgeyard_model.plan import JobUser
 from forgeyard_oci.image_platform import Platform
 from forgeyard_oci.image_store import ImageStore
-
-
-def _load_trees() -> Any:
-    """tests/images/trees.py: shared by several files, and no package, since test folders are none."""
-    name = "forgeyard_test_images_trees"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "images" / "trees.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-trees = _load_trees()
-build = trees.build
 
 Entry, folder, whiteout, opaque = build.Entry, build.folder, build.whiteout, build.opaque
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,26 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import build
 import pytest
+import trees
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forgeyard_model.errors import ForgeyardError, SandboxError
 from forgeyard_oci.unpack_limits import UnpackLimits
 
-
-def _load_trees() -> Any:
-    """tests/images/trees.py: shared by several files, and no package, since test folders are none."""
-    name = "forgeyard_test_images_trees"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "images" / "trees.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-trees = _load_trees()
-build = trees.build
 Entry, folder, symlink, hardlink, whiteout, opaque = (
     build.Entry,
     build.folder,
@@ -247,11 +235,11 @@ def test_legal_gzip_of_other_shapes(tmp_path: Path, blob: Any) -> None:
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     """No space is the host's failure, and says so."""
     script = (
-        "import importlib.util, sys, pathlib\n"
-        f"spec = importlib.util.spec_from_file_location('t', {trees.__file__!r})\n"
-        "t = importlib.util.module_from_spec(spec); spec.loader.exec_module(t)\n"
+        "import sys, pathlib\n"
+        f"sys.path.insert(0, {str(Path(trees.__file__).parent)!r})\n"
+        "import trees\n"
         "try:\n"
-        "    t.unpack([t.build.Entry('big', bytes(8 << 20))], pathlib.Path(sys.argv[1]) / 't')\n"
+        "    trees.unpack([trees.build.Entry('big', bytes(8 << 20))], pathlib.Path(sys.argv[1]) / 't')\n"
         "except Exception as error:\n"
         "    print(type(error).__name__, error.reason, error)\n"
     )

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
-import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import build
 import pytest
+import trees
 
 from forgeyard_model.errors import SandboxError
 from forgeyard_oci.unpack_limits import UnpackLimits
 
-
-def _load_trees() -> Any:
-    """tests/images/trees.py: shared by several files, and no package, since test folders are none."""
-    name = "forgeyard_test_images_trees"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "images" / "trees.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-trees = _load_trees()
-build = trees.build
 Entry, folder, symlink, hardlink, whiteout, opaque = (
     build.Entry,
     build.folder,

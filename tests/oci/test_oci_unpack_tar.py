@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import random
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import build
 import pytest
+import trees
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forgeyard_model.errors import SandboxError
 from forgeyard_oci.unpack_limits import UnpackLimits
 from forgeyard_oci.unpack_tar import number, pax_records
-
-
-def _load_trees() -> Any:
-    """tests/images/trees.py: shared by several files, and no package, since test folders are none."""
-    name = "forgeyard_test_images_trees"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "images" / "trees.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-trees = _load_trees()
-build = trees.build
-
 
 pytestmark = pytest.mark.kernel
 

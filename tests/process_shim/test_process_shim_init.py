@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 import signal
 from pathlib import Path
 
 import pytest
+import shim_sandbox
 
 from forgeyard_process_shim.channel import ShimDied
 from forgeyard_process_shim.protocol import BackgroundExited, Exited, NoExec, Stage, Started
 
-_spec = importlib.util.spec_from_file_location("shim_sandbox", Path(__file__).with_name("shim_sandbox.py"))
-assert _spec is not None
-assert _spec.loader is not None
-shim_sandbox = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(shim_sandbox)
 sandbox = shim_sandbox.sandbox
 
 pytestmark = pytest.mark.kernel

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-from pathlib import Path
 
 import pytest
+import shim_sandbox
 
 from forgeyard_process_shim.channel import ShimDied
 
-_spec = importlib.util.spec_from_file_location("shim_sandbox", Path(__file__).with_name("shim_sandbox.py"))
-assert _spec is not None
-assert _spec.loader is not None
-shim_sandbox = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(shim_sandbox)
 sandbox = shim_sandbox.sandbox
 
 pytestmark = pytest.mark.kernel

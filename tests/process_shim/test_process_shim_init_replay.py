@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import tempfile
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import shim_sandbox
 
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.job import When
@@ -18,12 +18,6 @@ from forgeyard_process_shim.build import SOURCE, build
 from forgeyard_process_shim.fifos import place_init
 from forgeyard_process_shim.protocol import StepCommand
 from forgeyard_process_shim.replay import REPLAY_ARGV, STEPS_FILE, ReplayStep, encode_replay
-
-_spec = importlib.util.spec_from_file_location("shim_sandbox", Path(__file__).with_name("shim_sandbox.py"))
-assert _spec is not None
-assert _spec.loader is not None
-shim_sandbox = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(shim_sandbox)
 
 ENV = {"PATH": "/usr/bin:/bin"}
 

@@ -10,27 +10,14 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
+from spooling import MIB, collect, joined, with_pump
 
 from forgeyard_model.errors import ExecutorError, InvalidRequest
-from forgeyard_runtimes.spool import OutputChunk, OutputPump, Spool, SpoolMark
-
-MIB = 1 << 20
-Body = Callable[[OutputPump], Coroutine[Any, Any, None]]
-
-
-def with_pump(body: Body) -> None:
-    """Run `body` on an event loop of its own with a pump that is closed after it."""
-    pump = OutputPump()
-    try:
-        asyncio.run(asyncio.wait_for(body(pump), 50))
-    finally:
-        pump.close()
+from forgeyard_runtimes.spool import OutputPump, Spool, SpoolMark
 
 
 class Pipes:
@@ -62,14 +49,6 @@ async def job(spool: Spool, *argv: str, merged: bool = False) -> None:
     pipes.close()
     assert await end_of(process) == 0
     await spool.close_input()
-
-
-async def collect(spool: Spool, **options: bool) -> list[OutputChunk]:
-    return [chunk async for chunk in spool.reader(**options)]
-
-
-def joined(chunks: list[OutputChunk], stream: str = "stdout") -> bytes:
-    return b"".join(chunk.data for chunk in chunks if chunk.stream == stream)
 
 
 def test_binary_bytes_of_both_streams_are_exact(tmp_path: Path) -> None:

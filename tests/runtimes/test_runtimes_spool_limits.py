@@ -7,26 +7,14 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from spooling import MIB, collect, joined, with_pump
 
-from forgeyard_runtimes.spool import OutputChunk, OutputPump, Spool
+from forgeyard_runtimes.spool import OutputPump, Spool
 from forgeyard_runtimes.spool_store import SpoolStore
-
-MIB = 1 << 20
-Body = Callable[[OutputPump], Coroutine[Any, Any, None]]
-
-
-def with_pump(body: Body) -> None:
-    """Run `body` on an event loop of its own with a pump that is closed after it."""
-    pump = OutputPump()
-    try:
-        asyncio.run(asyncio.wait_for(body(pump), 50))
-    finally:
-        pump.close()
 
 
 def start(spool: Spool, script: str) -> subprocess.Popen[bytes]:
@@ -44,14 +32,6 @@ async def job(spool: Spool, script: str) -> None:
     """One writer from start to end, then the input is closed."""
     assert await asyncio.to_thread(start(spool, script).wait) == 0
     await spool.close_input()
-
-
-async def collect(spool: Spool) -> list[OutputChunk]:
-    return [chunk async for chunk in spool.reader()]
-
-
-def joined(chunks: list[OutputChunk], stream: str = "stdout") -> bytes:
-    return b"".join(chunk.data for chunk in chunks if chunk.stream == stream)
 
 
 def disk_use(directory: Path, *suffixes: str) -> int:

@@ -8,26 +8,13 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
+from spooling import MIB, collect, with_pump
 
 from forgeyard_model.errors import ExecutorError
 from forgeyard_runtimes.spool import OutputChunk, OutputPump, Spool
-
-MIB = 1 << 20
-Body = Callable[[OutputPump], Coroutine[Any, Any, None]]
-
-
-def with_pump(body: Body) -> None:
-    """Run `body` on an event loop of its own with a pump that is closed after it."""
-    pump = OutputPump()
-    try:
-        asyncio.run(asyncio.wait_for(body(pump), 50))
-    finally:
-        pump.close()
 
 
 def piped(spool: Spool) -> int:
@@ -63,10 +50,6 @@ def check(chunks: list[OutputChunk], expected: bytes) -> int:
         position += len(chunk.data)
     assert position == len(expected)
     return dropped
-
-
-async def collect(spool: Spool, **options: bool) -> list[OutputChunk]:
-    return [chunk async for chunk in spool.reader(**options)]
 
 
 def open_fds() -> set[str]:
