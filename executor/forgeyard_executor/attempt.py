@@ -7,7 +7,7 @@ import logging
 import platform
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -184,6 +184,7 @@ class Attempt:
             cgroup=cgroup.leaf(LEAF),
             netns=self._network.netns,
             argv=ShimChannel.argv,
+            userns=None if placed.user_namespace is None else placed.user_namespace.path,
         )
         self._held.prepared = PreparedExecution(
             sandbox_id=self.sandbox,
@@ -289,6 +290,8 @@ class Attempt:
     def _unwind(self, errors: list[str]) -> None:
         """Section 199's order, by the ledger: the same undoing as after a crash."""
         held, services = self._held, self._services
+        if held.placed is not None:  # a descriptor, which an attempt that is kept for its result would keep open
+            held.placed = replace(held.placed, user_namespace=None)
         if held.ledger is None:
             return
         try:

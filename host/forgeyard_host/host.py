@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from forgeyard_host import disks, mounts
 from forgeyard_host.checks import check_searchable, check_setup
 from forgeyard_host.failures import bad_plan, cleanup_failed, describe, mount_failed
 from forgeyard_host.files import open_beneath, open_canonical, remove_tree
-from forgeyard_host.idmaps import NamespaceCache
+from forgeyard_host.idmaps import IdMap, NamespaceCache
 from forgeyard_host.ledger import Ledger
 from forgeyard_host.operations import SandboxPlaced, SandboxSetup
 from forgeyard_host.placing import Placing
@@ -25,6 +26,7 @@ from forgeyard_model.result import DiskEvidence
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 _SEARCHABLE: Final = 0o711
+_UNBOUNDED: Final = "this host can't limit the inotify instances of a user namespace: the job may use up all of root's"
 
 
 class Host:
@@ -121,11 +123,21 @@ class Host:
                 os.chmod("scratch", _SEARCHABLE, dir_fd=directory)
             mounts.make_mount_root(f"{request.directory}/mnt", request.files_size)
             with Placing(request, self._namespaces, directory, layout) as placing:
-                return placing.place()
+                return self._with_namespace(request, placing.place())
         except OSError as error:
             raise mount_failed("set up the attempt's directories", error) from error
         finally:
             os.close(directory)
+
+    def _with_namespace(self, request: SandboxSetup, placed: SandboxPlaced) -> SandboxPlaced:
+        """`placed`, with the user namespace for the container. The mounts have needed one of the same map already."""
+        if request.uid_base is None:
+            return placed
+        whole = ((0, request.uid_base, request.uid_count),)
+        namespace = self._namespaces.get(IdMap(whole, whole))
+        if namespace.bounded:
+            return replace(placed, user_namespace=namespace)
+        return replace(placed, notes=(*placed.notes, _UNBOUNDED))
 
     def _fit(self, request: SandboxSetup) -> Layout:
         """The part of a spare directory's scratch that `request` can use; what scratch will hold is noted down."""

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from forgeyard_host.failures import describe
@@ -16,6 +17,8 @@ from forgeyard_model.errors import SandboxError, SandboxErrorKind
 Extent = tuple[int, int, int]
 """First id on disk, first id on the host, how many."""
 
+_SHARE: Final = 4
+_LEAST_INSTANCES: Final = 16
 _KEPT: Final = 512
 """Namespaces kept open, each one fd: more than the attempts that run at once, times the maps of each."""
 
@@ -71,12 +74,22 @@ def _swapped(base: int, count: int, job: int, owner: int) -> tuple[Extent, ...]:
 
 
 class UserNamespace:
-    """An open user namespace; closed with its last user, so eviction never pulls an fd from under a mount call."""
+    """An open user namespace; closed with its last user, so eviction never pulls an fd from under a mount call.
 
-    __slots__ = ("fd",)
+    :param bounded: its `user.max_*` are set (see `_limits`). What is made inside is charged to the maker of the
+        namespace as well, which is root, and nothing else would keep one job from using up what root may have.
+    """
 
-    def __init__(self, fd: int) -> None:
+    __slots__ = ("bounded", "fd")
+
+    def __init__(self, fd: int, *, bounded: bool = False) -> None:
         self.fd = fd
+        self.bounded = bounded
+
+    @property
+    def path(self) -> str:
+        """Where others can open it while this object lives."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -100,7 +113,7 @@ class NamespaceCache:
             if found is not None:
                 self._known.move_to_end(idmap)
                 return found
-        made = UserNamespace(_make_namespace(idmap))
+        made = _make_namespace(idmap)
         with self._lock:
             self._known[idmap] = made
             while len(self._known) > self._kept:
@@ -113,15 +126,33 @@ class NamespaceCache:
             self._known.clear()
 
 
-def _make_namespace(idmap: IdMap) -> int:
-    """An fd of a new user namespace.
+_HELPER: Final = """
+read go && echo && read go || exit
+for pair; do echo ${pair#*=} > /proc/sys/user/${pair%%=*} || exit; done 2>/dev/null
+echo ok
+read go
+"""
+
+
+def _limits() -> tuple[str, ...]:
+    """What a sandbox may have of what is charged to root: a quarter of root's own, and no user namespace below it."""
+    instances, watches = (
+        int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_bytes()) // _SHARE for kind in ("instances", "watches")
+    )
+    most = max(_LEAST_INSTANCES, instances)
+    return f"max_inotify_instances={most}", f"max_inotify_watches={watches}", "max_user_namespaces=0"
+
+
+def _make_namespace(idmap: IdMap) -> UserNamespace:
+    """A new user namespace, with limits of its own where the host can set them.
 
     Only a process can make one, and forking or cloning this one from a thread is unsafe: a tiny program is spawned
-    instead. `cat` echoes one byte once it runs inside, which is the sign that the namespace exists.
+    instead. It echoes one byte once it runs inside, which is the sign that the namespace exists.
     """
     try:
         with subprocess.Popen(
-            ["unshare", "--user", "--", "cat"],
+            # Capabilities in the new namespace, without which the limits can't be set, would not survive the exec.
+            ["unshare", "--user", "--keep-caps", "--", "sh", "-c", _HELPER, "sh", *_limits()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -143,7 +174,7 @@ def _make_namespace(idmap: IdMap) -> int:
         ) from error
 
 
-def _map_and_open(child: subprocess.Popen[bytes], idmap: IdMap) -> int:
+def _map_and_open(child: subprocess.Popen[bytes], idmap: IdMap) -> UserNamespace:
     if child.stdin is None or child.stdout is None:
         raise OSError(22, "the helper has no pipes")  # EINVAL; never with the PIPEs above
     child.stdin.write(b"\n")
@@ -157,4 +188,6 @@ def _map_and_open(child: subprocess.Popen[bytes], idmap: IdMap) -> int:
             os.write(fd, lines.encode())
         finally:
             os.close(fd)
-    return os.open(f"/proc/{child.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(f"/proc/{child.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    child.stdin.write(b"\n")
+    return UserNamespace(fd, bounded=child.stdout.read(3) == b"ok\n")

@@ -10,9 +10,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forgeyard_model.identity import SandboxId
+
+if TYPE_CHECKING:
+    from forgeyard_host.idmaps import UserNamespace  # which imports the kinds below
 
 DEFAULT_FILES_SIZE: Final = 16 << 20
 
@@ -99,12 +102,15 @@ class SandboxPlaced:
     :param scratch: path of the writable layer.
     :param files: a directory in memory, with ctl, bundle and runtime in it, that goes with the attempt's mounts. Small
         files made and removed for each job are what a disk is slowest at.
+    :param user_namespace: one with the attempt's map and limits of its own, for the container to join; None where the
+        host can't set such limits, and then the runtime makes one.
     """
 
     sources: Mapping[str, str]
     notes: tuple[str, ...]
     scratch: str
     files: str
+    user_namespace: UserNamespace | None = None
 
     def open_scratch(self) -> int:
         """A new O_PATH fd of the writable layer, to collect from; the caller closes it before teardown."""

@@ -75,7 +75,10 @@ class MountKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlanMount:
-    """One mount. For BIND, `slot` names a source that Placement resolves to a host path."""
+    """One mount. For BIND, `slot` names a source that Placement resolves to a host path.
+
+    :param recursive: False for a bind that can have no mounts below it: of a file, or of a directory of our own.
+    """
 
     destination: str
     kind: MountKind
@@ -84,6 +87,7 @@ class PlanMount:
     executable: bool = True
     size: int | None = None
     mode: int | None = None
+    recursive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ class Placement:
     :param cgroup: path below each hierarchy's root, as OCI's cgroupsPath has it; None lets the runtime choose.
     :param netns: path of a namespace to join; None makes a new one (or the host's, for NetworkMode.HOST).
     :param argv: the shim's argument vector inside the sandbox.
+    :param userns: path of a user namespace to join, whose maps are those of `uid_base`; None makes a new one.
     """
 
     sandbox: SandboxId
@@ -136,6 +141,7 @@ class Placement:
     cgroup: str | None
     netns: str | None
     argv: tuple[str, ...]
+    userns: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

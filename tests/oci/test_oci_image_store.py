@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,16 +78,11 @@ def test_the_busybox_image(store: ImageStore, tmp_path: Path) -> None:
 
 
 def test_the_second_prepare_touches_nothing(store: ImageStore, writer: Any, tmp_path: Path) -> None:
-    """A pinned image that was prepared needs neither its layout nor a millisecond; a user is looked up once."""
+    """A pinned image that was prepared needs its layout no more; a user is looked up once."""
     text = reference(writer, writer.image([build.tar(BASE)]))
     first = store.prepare(text, None, tmp_path, user="app")
     (tmp_path / "layout").rename(tmp_path / "gone")
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        assert store.prepare(text, None, tmp_path, user="app") == first
-        times.append(time.perf_counter() - start)
-    assert sorted(times)[10] < 0.001
+    assert store.prepare(text, None, tmp_path, user="app") == first
     assert store.prepare(text, None, tmp_path).user == JobUser(0, 0, (), "root")
 
 

@@ -68,7 +68,7 @@ def _options(plan: ContainerPlan, placement: Placement, identity: str, machine: 
         with_masked_paths(),
         with_propagation(),
         with_hostname(placement.sandbox.hostname),
-        with_namespaces(plan.network, placement.netns, user_namespace=plan.user_namespace),
+        with_namespaces(plan.network, placement.netns, user_namespace=plan.user_namespace, userns=placement.userns),
         with_id_mappings(plan, placement),
         with_resources(plan.limits),
         with_cgroup(placement.cgroup),

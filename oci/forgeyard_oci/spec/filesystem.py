@@ -31,7 +31,8 @@ MASKED_PATHS: Final = (
 )
 """What the common engines hide, all of them together. One that the sandbox lacks is skipped by the runtime."""
 
-READONLY_PATHS: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+# /sys/fs/cgroup: on v1 runc mounts the hierarchies read-only, on a tmpfs that stays writable for root of the namespace.
+READONLY_PATHS: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/sys/fs/cgroup")
 
 
 def with_root(rootfs: str, *, read_only: bool) -> Fields:
@@ -110,7 +111,8 @@ def _render(mount: PlanMount, sources: Mapping[str, str], *, tty_group: bool) ->
 def _bind(mount: PlanMount, source: str, flags: list[str]) -> dict[str, Any]:
     # "ro" and its like reach the top mount alone; the r-forms those below it too, so that a disk mounted somewhere
     # under an approved directory is no hole. Both, as the first are what a reader looks for.
-    recursive = [f"r{flag}" for flag in flags]
+    # Not where there are none: for an r-form crun (1.8.1) opens the target as a directory that it may list.
+    recursive = [f"r{flag}" for flag in flags] if mount.recursive else []
     return {
         "destination": mount.destination,
         "type": "bind",

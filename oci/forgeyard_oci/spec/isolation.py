@@ -14,14 +14,20 @@ _ALWAYS: Final = ("cgroup", "ipc", "mount", "pid", "uts")
 _WITHOUT_NETNS_OF_OURS: Final = (NetworkMode.DENY, NetworkMode.HOST)
 
 
-def with_namespaces(network: NetworkMode, netns: str | None, *, user_namespace: bool) -> Fields:
+def with_namespaces(
+    network: NetworkMode, netns: str | None, *, user_namespace: bool, userns: str | None = None
+) -> Fields:
     """New ones of every kind; the network's is joined when `netns` names it, and left out for the host's.
 
-    :raises SandboxError: NETWORK_SETUP_FAILED when mode and namespace contradict each other.
+    :param userns: path of the user namespace to join instead of a new one.
+    :raises SandboxError: NETWORK_SETUP_FAILED when mode and namespace contradict each other; NAMESPACE_FAILED for a
+        `userns` that is not absolute, or not wanted.
     """
+    if userns is not None and not (user_namespace and userns.startswith("/")):
+        raise _namespace("userns_path", f"{userns!r} is not absolute, or no user namespace was planned")
     names = [{"type": kind} for kind in _ALWAYS]
     if user_namespace:
-        names.append({"type": "user"})
+        names.append({"type": "user"} if userns is None else {"type": "user", "path": userns})
     if network is NetworkMode.HOST:
         if netns is not None:
             raise _network("host_network_with_namespace", f"the host's network was asked for, not {netns}")
