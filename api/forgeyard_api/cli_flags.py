@@ -18,20 +18,38 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from forgeyard_api.main import UnusableInput
+from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.policy import NetworkMode, SourceMode
 from forgeyard_model.profile import ExecutionProfile
 
-DEFAULT_STATE_DIR: Final = "/var/lib/forgeyard"
 _COMMAND: Final = "forgeyard.command"
 
 StateDir = Annotated[
-    Path,
+    Path | None,
     typer.Option(
         "--state-dir", metavar="DIR", envvar="FORGEYARD_STATE_DIR", help="Where the executor keeps its state."
     ),
 ]
+RUNTIMES: Final = ("runc", "crun", "runsc")
+"""Names that the runtime adapter knows, here so that a typing mistake is found without loading it."""
+
+
+def _known_runtime(value: str | None) -> str | None:
+    if value is not None and value not in RUNTIMES:
+        raise UnusableInput(InvalidRequest("--runtime", value, f"write {', '.join(RUNTIMES)}"))
+    return value
+
+
 Runtime = Annotated[
-    str, typer.Option("--runtime", metavar="NAME", envvar="FORGEYARD_RUNTIME", help="OCI runtime: runc or crun.")
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        envvar="FORGEYARD_RUNTIME",
+        callback=_known_runtime,
+        help="OCI runtime: runc or crun.",
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ refused or what failed around the job. A job's own end gives all others.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -68,6 +69,9 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> NoReturn:
     """Console script."""
     _open_standard_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A file's name may hold bytes that are no text, or text that the terminal's encoding lacks: shown escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
     with suppress(OSError, ValueError):
         # A reader of ours that went away (`forgeyard job schema | head`) is not an error of this program.

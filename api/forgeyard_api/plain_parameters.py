@@ -11,11 +11,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
+from forgeyard_api.main import UnusableInput
+from forgeyard_model.errors import InvalidRequest
+
 
 class PlainReader:
     """Stands in for typer's reader of one parameter: text stays text, paths become Path."""
 
-    def __init__(self, annotation: Any) -> None:
+    def __init__(self, annotation: Any, name: str) -> None:
+        self._name = name
         self._is_path = Path in (annotation, *get_args(annotation))
 
     def coerce(self, value: Any, **_: Any) -> Any:
@@ -25,7 +29,13 @@ class PlainReader:
         return self._one(value)
 
     def _one(self, value: Any) -> Any:
-        return Path(value) if self._is_path and isinstance(value, str) else value
+        if not self._is_path or not isinstance(value, str):
+            return value
+        if not value or "\0" in value:
+            # Path("") is the working directory, which `--source "$UNSET"` did not mean.
+            cure = "holds a NUL byte: take it out" if value else "can't be empty: name a path, or leave it out"
+            raise UnusableInput(InvalidRequest(self._name, value, cure))
+        return Path(value)
 
 
 def use_plain_readers(command: Any) -> None:
@@ -47,5 +57,11 @@ def use_plain_readers(command: Any) -> None:
 def _use(parameter: Any) -> Any:
     annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     if annotation in (str, Path, list[str], list[Path], bool):
-        parameter._runtime_param = PlainReader(annotation)
+        parameter._runtime_param = PlainReader(annotation, _name(parameter))
     return parameter
+
+
+def _name(parameter: Any) -> str:
+    """As the user writes it: the long flag, or an argument's placeholder."""
+    flags = [flag for flag in getattr(parameter, "opts", ()) if flag.startswith("--")]
+    return flags[0] if flags else str(parameter.metavar or parameter.name).strip("[]")

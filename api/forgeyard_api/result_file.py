@@ -54,8 +54,26 @@ def check_target(target: str) -> None:
     :raises InvalidRequest: when there is none.
     """
     path = Path(target)
-    if target != STDOUT and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+    try:
+        writable = not path.is_dir() and os.access(path.absolute().parent, os.W_OK)
+        usable = target == STDOUT or (writable and "\0" not in target)
+    except OSError:  # a name that is too long
+        usable = False
+    if not usable:
         raise InvalidRequest("--result", target, "name a file in a directory that can be written to")
+
+
+def check_absent_or_empty(flag: str, path: Path) -> None:
+    """Before the job runs: `path` is no file, and no directory with something in it.
+
+    :raises InvalidRequest: names the flag.
+    """
+    try:
+        used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise InvalidRequest(flag, path, f"can't be used: {error.strerror}") from error
+    if used:
+        raise InvalidRequest(flag, path, "is not an empty directory: name an absent or empty one")
 
 
 def write_result(target: Path, data: bytes) -> None:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from forgeyard_api.cli_flags import DEFAULT_STATE_DIR, Runtime, StateDir
+from forgeyard_api.cli_flags import Runtime, StateDir
+from forgeyard_api.configured import configured
 from forgeyard_api.main import REFUSED, one_line, say
 
 if TYPE_CHECKING:
     from forgeyard_executor import RecoveryReport
+    from forgeyard_model.config import ExecutorConfig
 
+MAX_CELL: Final = 64
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
-def ps(state_dir: StateDir = Path(DEFAULT_STATE_DIR), as_json: Json = False) -> int:
+def ps(state_dir: StateDir = None, as_json: Json = False) -> int:
     """List the attempts of a state directory."""
     from forgeyard_executor import list_sandboxes
 
-    found = list_sandboxes(state_dir.absolute())
+    found = list_sandboxes(configured(state_dir).state_dir)
     if as_json:
         typer.echo(json.dumps([asdict(item) for item in found], default=_json_value))
         return 0
@@ -35,11 +37,11 @@ def ps(state_dir: StateDir = Path(DEFAULT_STATE_DIR), as_json: Json = False) -> 
     return 0
 
 
-def gc(runtime: Runtime = "runc", state_dir: StateDir = Path(DEFAULT_STATE_DIR), as_json: Json = False) -> int:
+def gc(runtime: Runtime = None, state_dir: StateDir = None, as_json: Json = False) -> int:
     """Remove what executors that are dead left behind. Running jobs are left alone."""
     import asyncio
 
-    removed, report = asyncio.run(_sweep(runtime, state_dir.absolute()))
+    removed, report = asyncio.run(_sweep(configured(state_dir, runtime)))
     if as_json:
         found = {"removed": removed, "alive": report.alive, "errors": report.errors}
         typer.echo(json.dumps(found))
@@ -52,24 +54,33 @@ def gc(runtime: Runtime = "runc", state_dir: StateDir = Path(DEFAULT_STATE_DIR),
     return REFUSED if report.errors else 0
 
 
-async def _sweep(runtime: str, state_dir: Path) -> tuple[list[str], RecoveryReport]:
+async def _sweep(config: ExecutorConfig) -> tuple[list[str], RecoveryReport]:
     """What went, and what a second look says. Opening the executor sweeps as well, so the difference is what counts."""
     from forgeyard_executor import Executor, list_sandboxes
 
-    before = [item.sandbox_id for item in list_sandboxes(state_dir) if item.state == "orphaned"]
-    async with Executor.open(state_dir=state_dir, runtime=runtime) as executor:
+    before = [item.sandbox_id for item in list_sandboxes(config.state_dir) if item.state == "orphaned"]
+    async with Executor.open(config=config) as executor:
         report = await executor.recover()
         left = {item.sandbox_id for item in executor.list_sandboxes()}
     return [sandbox for sandbox in before if sandbox not in left], report
 
 
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as their longest cell; cells lose control characters."""
-    cells = [head, *(tuple(one_line(cell) or "-" for cell in row) for row in rows)]
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, most: int | None = None) -> str:
+    """Columns as wide as their longest cell; cells lose control characters.
+
+    :param most: characters of a cell; None is MAX_CELL.
+    """
+    cells = [head, *(tuple(_cell(cell, most or MAX_CELL) for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
     )
+
+
+def _cell(text: str, most: int) -> str:
+    """On one line and bounded: an attempt's own id may be of any length, and --json has all of it."""
+    shown = one_line(text) or "-"
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 def _age(started: Any) -> str:

@@ -32,20 +32,39 @@ def check_arguments(field: str, argv: tuple[str, ...], env: Mapping[str, str]) -
 
     :raises InvalidRequest: names the argument or the variable.
     """
-    total = 0
+    total, longest = 0, ("", 0)
     for index, word in enumerate(argv):
-        total += _check_word(f"{field}.argv[{index}]", word)
+        size = _check_word(f"{field}.argv[{index}]", word)
+        total, longest = total + size, max(longest, (f"argv[{index}]", size), key=_size)
     for name, value in env.items():
         if not name or "=" in name:
             raise InvalidRequest(f"{field}.env", name, "write a variable name without '='")
-        total += _check_word(f"{field}.env.{name}", f"{name}={value}")
+        size = _check_word(f"{field}.env.{name}", f"{name}={value}")
+        total, longest = total + size, max(longest, (f"env.{name}", size), key=_size)
     if total > TOTAL_LIMIT:
-        raise InvalidRequest(field, f"{total} bytes", f"arguments and environment together may have {TOTAL_LIMIT}")
+        cure = f"arguments and environment together may have {TOTAL_LIMIT}; the longest is {longest[0]!r}"
+        raise InvalidRequest(field, f"{total} bytes", cure)
+
+
+def _size(word: tuple[str, int]) -> int:
+    return word[1]
+
+
+def check_text(field: str, text: str) -> None:
+    """Refuse what no file name, argument or script can hold. Bytes that are no UTF-8 (surrogateescape) are fine.
+
+    :raises InvalidRequest: names the field.
+    """
+    if "\0" in text:
+        raise InvalidRequest(field, text, "remove the NUL character")
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, text, "holds half of a surrogate pair: write the character itself") from error
 
 
 def _check_word(field: str, word: str) -> int:
-    if "\0" in word:
-        raise InvalidRequest(field, word, "remove the NUL character")
+    check_text(field, word)
     size = len(word.encode("utf-8", "surrogateescape")) + 1
     if size > STRING_LIMIT:
         raise InvalidRequest(field, f"{size} bytes", f"the kernel takes {STRING_LIMIT} at most; pass a file instead")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from forgeyard_executor.environment import HOME
+from forgeyard_executor.environment import HOME, check_text
 from forgeyard_executor.steps import ResolvedStep, default_workdir, resolve_step
 from forgeyard_host.operations import BindRequest, IdMapKind, OverlayRequest, ScratchDir
-from forgeyard_model.capabilities import ExecutorCapabilities, ExecutorKind
-from forgeyard_model.errors import InvalidRequest, SandboxError, SandboxErrorKind
+from forgeyard_model.capabilities import ExecutorKind
+from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.plan import (
     SHIM_DIR,
     ContainerPlan,
@@ -63,23 +65,6 @@ class Planned:
     notes: tuple[str, ...]
 
 
-def check_isolation(request: ExecutionRequest, capabilities: ExecutorCapabilities) -> IsolationLevel:
-    """The level this request would run at, refused when that is below what it demands (section 17).
-
-    :raises SandboxError: UNSUPPORTED_ISOLATION.
-    """
-    kind = IsolationLevel.NAMESPACE if request.spec.image is None else IsolationLevel.CONTAINER
-    needed = request.sandbox.isolation.minimum
-    if kind < needed or kind not in capabilities.isolation_levels:
-        raise SandboxError(
-            SandboxErrorKind.UNSUPPORTED_ISOLATION,
-            "isolation_minimum",
-            f"profile {request.profile.value} needs isolation {needed.value}; {capabilities.runtime} has {kind.value}",
-            resolution="choose a profile that this host can serve, or a runner with a VM backend",
-        )
-    return kind
-
-
 def process_mode_user(text: str | None) -> JobUser:
     """The job's user on the host rootfs: forgeyard, root (of its user namespace), or a number.
 
@@ -90,7 +75,14 @@ def process_mode_user(text: str | None) -> JobUser:
     if text in ("root", "0"):
         return JobUser(0, 0, name="root")
     uid, _, gid = (text or "").partition(":")
-    if uid.isdecimal() and (not gid or gid.isdecimal()) and int(uid) < UID_COUNT and int(gid or 0) < UID_COUNT:
+    if (
+        len(uid) < 10
+        and len(gid) < 10
+        and uid.isdecimal()
+        and (not gid or gid.isdecimal())
+        and int(uid) < UID_COUNT
+        and int(gid or 0) < UID_COUNT
+    ):
         return JobUser(int(uid), int(gid) if gid else int(uid), name=uid)
     raise InvalidRequest("user", text, "on the host rootfs give forgeyard, root, or numbers UID[:GID] below 65536")
 
@@ -174,9 +166,9 @@ def _mounts(
     """In mounting order: what lies on top comes later, the shim's channel last so that nothing covers it."""
     mounts = [PlanMount(bind.destination, MountKind.BIND, f"rootfs-{n}") for n, bind in enumerate(rootfs.binds)]
     mounts.append(PlanMount(_CPU_TOPOLOGY, MountKind.BIND, "cpu", executable=False))
-    mounts.append(PlanMount(HOSTS, MountKind.BIND, "hosts", executable=False))
+    mounts.append(PlanMount(HOSTS, MountKind.BIND, "hosts", executable=False, recursive=False))
     if host_network:
-        mounts.append(PlanMount(RESOLV_CONF, MountKind.BIND, "resolv", executable=False))
+        mounts.append(PlanMount(RESOLV_CONF, MountKind.BIND, "resolv", executable=False, recursive=False))
     mounts.extend(PlanMount(where, MountKind.BIND, name, read_only=False) for name, where, _ in _writable(rootfs))
     if request.workspace.source is not None:
         read_only = request.sandbox.filesystem.source_mode is SourceMode.RO
@@ -185,18 +177,28 @@ def _mounts(
         PlanMount(path.destination, MountKind.BIND, f"path-{n}", read_only=path.read_only)
         for n, path in enumerate(extra)
     )
-    mounts.append(PlanMount(SHIM_DIR, MountKind.BIND, "control"))
+    mounts.append(PlanMount(SHIM_DIR, MountKind.BIND, "control", recursive=False))
     return tuple(mounts)
 
 
+_MOST_NAME: Final = 255
+_MOST_PATH: Final = 4000
+"""Bytes: PATH_MAX less room for the root that it is mounted below."""
 _RESERVED: Final = ("/proc", "/sys", "/dev", SHIM_DIR, "/etc", "/work/source")
 
 
 def _check_destinations(paths: tuple[ApprovedHostPath, ...]) -> None:
     for path in paths:
         where = path.destination
-        if not where.startswith("/") or where == "/" or ".." in where.split("/") or "\0" in where:
+        check_text("destination", where)
+        if not where.startswith("/") or where == "/" or ".." in where.split("/"):
             raise InvalidRequest("destination", where, "write an absolute path in the sandbox without '..'")
+        if posixpath.normpath(where) != where or where.startswith("//"):
+            raise InvalidRequest("destination", where, f"write it as {posixpath.normpath('/' + where.lstrip('/'))}")
+        if len(os.fsencode(where)) > _MOST_PATH or any(
+            len(os.fsencode(part)) > _MOST_NAME for part in where.split("/")
+        ):
+            raise InvalidRequest("destination", where, "is longer than Linux takes; choose a shorter path")
         if any(where == taken or where.startswith(taken + "/") for taken in _RESERVED):
             raise InvalidRequest("destination", where, "belongs to the sandbox itself; choose another path")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from forgeyard_executor.environment import check_text
+from forgeyard_executor.request_checks import check_request
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.policy import ApprovedHostPath, NetworkMode
 from forgeyard_model.request import ExecutionRequest, PreparedWorkspace
@@ -20,14 +23,17 @@ def canonical_request(request: ExecutionRequest, state_root: Path) -> ExecutionR
 
     :raises InvalidRequest: for a path that is absent, or that holds or lies in the executor's own state.
     """
+    check_request(request)
     workspace, filesystem = request.workspace, request.sandbox.filesystem
     source = None if workspace.source is None else _directory("source", workspace.source, state_root)
-    output = None if workspace.output is None else os.path.realpath(workspace.output)
+    output = None if workspace.output is None else _destination(workspace.output, state_root)
     if request.network.mode is NetworkMode.HOST and not Path(RESOLV_CONF).exists():
         raise InvalidRequest("network", "host", f"the host has no {RESOLV_CONF} to share; use network deny")
     filesystem = replace(
         filesystem,
-        toolchains=_approved("toolchains", filesystem.toolchains, state_root),
+        toolchains=tuple(
+            replace(path, source=_directory("toolchains", path.source, state_root)) for path in filesystem.toolchains
+        ),
         allow_host_paths=_approved("host_paths", filesystem.allow_host_paths, state_root),
     )
     return replace(
@@ -60,12 +66,31 @@ def _directory(field: str, path: str, state: Path) -> str:
     return real
 
 
+def _destination(path: str, state: Path) -> str:
+    real = _real("output", path)
+    own = Path(os.path.realpath(state))
+    if real == own or own in real.parents:
+        raise InvalidRequest("output", path, f"lies in the executor's own state in {own}; name another directory")
+    return str(real)
+
+
+def _real(field: str, path: str) -> Path:
+    """`path` without symlinks, whether or not it exists."""
+    if not path:
+        # To the kernel's path walk "" is nothing, to Python's it is the working directory: neither was meant.
+        raise InvalidRequest(field, path, "can't be empty: name a directory, or leave it out")
+    check_text(field, path)
+    return Path(os.path.realpath(path))
+
+
 def _existing(field: str, path: str, state: Path) -> str:
-    if "\0" in path:
-        raise InvalidRequest(field, path, "remove the NUL character")
-    real = Path(os.path.realpath(path))
-    if not real.exists():
-        raise InvalidRequest(field, path, "does not exist")
+    real = _real(field, path)
+    try:
+        real.stat()
+    except OSError as error:
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        cure = "does not exist" if missing else f"can't be used: {error.strerror}"
+        raise InvalidRequest(field, path, cure) from error
     own = Path(os.path.realpath(state))
     if real == own or real in own.parents or own in real.parents:
         raise InvalidRequest(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from forgeyard_model.errors import SandboxError, SandboxErrorKind
+from forgeyard_model.errors import InvalidRequest, SandboxError, SandboxErrorKind
 from forgeyard_model.identity import SandboxId
 
 
@@ -15,6 +17,25 @@ class StatePaths:
     """Paths below one state directory."""
 
     root: Path
+
+    @classmethod
+    def at(cls, state_dir: str | Path) -> Self:
+        """Those of `state_dir`, with its symlinks resolved; nothing is made.
+
+        :raises InvalidRequest: for a path that can't stand in a bundle, which is JSON and so UTF-8.
+        """
+        shown = str(state_dir)
+        if not shown or "\0" in shown:
+            raise InvalidRequest("state_dir", shown, "name a directory")
+        try:
+            shown.encode()
+            real = os.path.realpath(shown)
+            real.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                "state_dir", shown, "is not valid UTF-8, and bundles are JSON: name another directory"
+            ) from error
+        return cls(Path(real))
 
     @property
     def sandboxes(self) -> Path:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from forgeyard_executor.environment import check_arguments, step_environment
+from forgeyard_executor.environment import check_arguments, check_text, step_environment
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.job import Step, When
 from forgeyard_model.plan import RootfsPlan
 from forgeyard_model.request import ExecutionRequest
-from forgeyard_oci.image_config import image_argv
 
 SOURCE_DIR: Final = "/work/source"
 BUILD_DIR: Final = "/work/build"
@@ -46,6 +45,9 @@ def resolve_step(request: ExecutionRequest, rootfs: RootfsPlan, step: Step, *, i
         argv = step.interpreter.argv
         _check_script(field, step.script)
     elif step.entrypoint:
+        # Its module loads the schema of images, which a job on the host's programs has no use for.
+        from forgeyard_oci.image_config import image_argv
+
         argv = image_argv(request.spec.entrypoint, rootfs.entrypoint, rootfs.cmd, step.argv)
     else:
         argv = step.argv
@@ -62,14 +64,14 @@ def should_run(step: Step, *, failed: bool) -> bool:
 
 
 def _check_script(field: str, script: str) -> None:
-    if "\0" in script:
-        raise InvalidRequest(f"{field}.run", "…", "remove the NUL character")
+    check_text(f"{field}.run", script)
 
 
 def _join(field: str, base: str, path: str | None) -> str:
     if path is None:
         return base
-    if "\0" in path or ".." in path.split("/"):
+    check_text(field, path)
+    if ".." in path.split("/"):
         raise InvalidRequest(
             field, path, "write an absolute path in the sandbox, or one below the source, without '..'"
         )

@@ -12,6 +12,13 @@ from forgeyard_host.operations import SandboxSetup
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\Z")
 
+_LEAST_DISK: Final = 1 << 20
+_MOST_DISK: Final = 1 << 62
+_LEAST_FILES: Final = 1 << 16
+_STICKY_RWX: Final = 0o1777
+_MOST_ID: Final = (1 << 32) - 1
+"""Itself no id: to chown(2) it means "leave it as it is"."""
+
 
 def check_setup(request: SandboxSetup, directory: str, block: range) -> None:
     """What can be said of a request without touching the host.
@@ -28,11 +35,25 @@ def check_setup(request: SandboxSetup, directory: str, block: range) -> None:
             raise bad_plan("uid_range_outside_block", f"uids {base} to {base + count - 1} are not ours to give")
         if not (0 <= request.job_uid < count and 0 <= request.job_gid < count):
             raise bad_plan("job_outside_range", f"user {request.job_uid}:{request.job_gid} is not below {count}")
+    _check_sizes(request)
     slots = [bind.slot for bind in request.binds]
     slots += [overlay.slot for overlay in request.overlays]
     slots += [scratch.slot for scratch in request.scratch]
     _check_names(slots)
     _check_names([overlay.upper for overlay in request.overlays] + [part.name for part in request.scratch])
+
+
+def _check_sizes(request: SandboxSetup) -> None:
+    """Numbers that the kernel would refuse, cut or take for "no limit"."""
+    if request.disk_limit is not None and not _LEAST_DISK <= request.disk_limit <= _MOST_DISK:
+        raise bad_plan("bad_disk_limit", f"{request.disk_limit} bytes are no size for a disk")
+    if not _LEAST_FILES <= request.files_size <= _MOST_DISK:
+        raise bad_plan("bad_files_size", f"{request.files_size} bytes are no size for the attempt's files")
+    for part in request.scratch:
+        if not 0 <= part.mode <= _STICKY_RWX:
+            raise bad_plan("bad_mode", f"{part.mode:o} is no mode for {part.name!r}")
+        if not (0 <= part.uid < _MOST_ID and 0 <= part.gid < _MOST_ID):
+            raise bad_plan("owner_outside_range", f"{part.uid}:{part.gid} own nothing")
 
 
 def check_searchable(state_root: str) -> None:

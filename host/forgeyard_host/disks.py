@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -57,13 +58,38 @@ class DiskMaker:
             _mount_loop(image, mountpoint)
         except (OSError, subprocess.CalledProcessError) as error:
             details = describe(error) if isinstance(error, OSError) else _last_line(error)
+            too_large = isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.ENOSPC)
+            cure = "ask for a smaller disk, or put the state directory on a larger file system"
             raise SandboxError(
                 SandboxErrorKind.RESOURCE_LIMIT_FAILED,
                 "no_bounded_disk",
                 "cannot make a disk of limited size",
                 details=details,
-                resolution="install e2fsprogs and make /dev/loop-control available, or set no disk limit",
+                resolution=cure
+                if too_large
+                else "install e2fsprogs and make /dev/loop-control available, or set no limit",
             ) from error
+
+    @contextlib.contextmanager
+    def detached(self, image: str, limit: int) -> Iterator[int]:
+        """A disk as `mount` makes it, but mounted nowhere: an fd of its root. Gone at the end, `image` included.
+
+        :raises OSError, SandboxError: when this host cannot bound a disk.
+        """
+        size = _image_size(limit)
+        try:
+            template = self._template(size)
+        except subprocess.CalledProcessError as error:
+            raise OSError(errno.EIO, _last_line(error)) from error
+        _write_image(image, size, template)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.unlink, image)
+            tree = _fsmount_loop(image)
+            stack.callback(os.close, tree)
+            root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
+            stack.callback(os.close, root)
+            yield root
+            fcntl.ioctl(root, _EXT4_IOC_SHUTDOWN, struct.pack("=I", _NO_LOG_FLUSH))
 
     def _template(self, size: int) -> Extents:
         with self._lock:
@@ -135,6 +161,21 @@ def _mount_loop(image: str, mountpoint: str) -> None:
             os.close(loop)
     finally:
         os.close(backing)
+
+
+def _fsmount_loop(image: str) -> int:
+    """As `_mount_loop`, but detached: an fd of the mount."""
+    with contextlib.ExitStack() as stack:
+        backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+        stack.callback(os.close, backing)
+        loop, device = _attach(backing, image)
+        stack.callback(os.close, loop)
+        context = syscalls.fsopen("ext4")
+        stack.callback(os.close, context)
+        syscalls.fsconfig_string(context, "source", device)
+        for flag in ("noinit_itable", "nobarrier"):
+            syscalls.fsconfig_flag(context, flag)
+        return syscalls.fsmount(context, syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV, device)
 
 
 def _attach(backing: int, image: str) -> tuple[int, str]:

@@ -28,10 +28,15 @@ def open_source(path: str, *, directory: bool | None = None) -> tuple[int, os.st
 
     :raises SandboxError: INVALID_FILESYSTEM_PLAN; reasons symlink_in_path, source_missing, wrong_kind_of_source.
     """
-    if not path.startswith("/"):
-        raise bad_plan("relative_path", f"{path!r} is not an absolute path")
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise bad_plan("relative_path", f"{path!r} is not an absolute path without '..'")
+    if "\0" in path:
+        # A C string ends there: the kernel would be shown another path than the one that was checked.
+        raise bad_plan("nul_in_path", f"{path!r} holds a NUL")
     try:
         fd = open_canonical(path, os.O_PATH)
+    except UnicodeEncodeError as error:
+        raise bad_plan("source_not_usable", f"{path!r} stands for no bytes") from error
     except OSError as error:
         raise _cannot_open(path, error) from error
     info = os.fstat(fd)

@@ -20,6 +20,7 @@ _FSCONFIG: Final = 431
 _FSMOUNT: Final = 432
 _OPENAT2: Final = 437
 _MOUNT_SETATTR: Final = 442
+_QUOTACTL_FD: Final = 443
 
 AT_FDCWD: Final = -100
 AT_EMPTY_PATH: Final = 0x1000
@@ -154,3 +155,11 @@ def mount(source: str, target: str, filesystem: str, flags: int, data: str = "")
 def umount(target: str) -> None:
     """Detach the topmost mount at `target` and everything below it; a symlink is not followed."""
     _checked(_LIBC.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW), target)
+
+
+def project_quota_format(fd: int, shown: str) -> int:
+    """The format of the project quota on the filesystem of `fd` (quotactl_fd(2), Q_GETFMT); an error when it is off."""
+    command = 0x800004 << 8 | 2  # Q_GETFMT of PRJQUOTA
+    answer = ctypes.c_uint32()
+    _checked(_LIBC.syscall(_int(_QUOTACTL_FD), _int(fd), _int(command), _int(0), ctypes.byref(answer)), shown)
+    return answer.value

@@ -160,6 +160,11 @@ class UidLease:
         self.ranges.give_back(self)
 
 
+def foreign_ids(block: range, etc: str = "/etc") -> list[range]:
+    """Ids of accounts and of others' subordinate ranges that lie in `block`. Ranges that touch them go unused."""
+    return [ids for ids in _taken_ids(etc) if ids.start < block.stop and block.start < ids.stop]
+
+
 def clear_slot(lock_file: str, sandbox_id: str) -> bool:
     """Free the range that a dead executor's attempt held; call it once that attempt is known to be gone.
 

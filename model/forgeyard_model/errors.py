@@ -118,10 +118,15 @@ class InvalidRequest(ForgeyardError):  # noqa: N818  it reads as what it is: the
     """
 
     def __init__(self, field: str, value: object, cure: str) -> None:
-        shown = str(value)
+        try:
+            shown = str(value)
+        except ValueError:  # an integer of thousands of digits, which Python does not write out
+            shown = f"a {type(value).__name__} too long to show"
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         # repr keeps control characters and newlines of hostile input out of a one-line message.
-        super().__init__(f"{field} {shown!r}: {cure}")
+        # A variable's name is part of its field, and may be anything as well.
+        named = field if field.isprintable() and len(field) <= 120 else repr(field[:120])
+        super().__init__(f"{named} {shown!r}: {cure}")
         self.field = field
         self.value = shown
         self.cure = cure

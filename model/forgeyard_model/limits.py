@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 from forgeyard_model.errors import InvalidRequest
-from forgeyard_model.units import parse_cpus, parse_duration, parse_size
+from forgeyard_model.units import MAX_SECONDS, MAX_SIZE, parse_cpus, parse_duration, parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,16 @@ class ResourceLimits:
         pairs = ((f.name, getattr(self, f.name), getattr(defaults, f.name)) for f in fields(self))
         return ResourceLimits(**{name: mine if mine is not None else default for name, mine, default in pairs})
 
+    def check(self) -> None:
+        """Bounds of every limit that is set, for limits that no parser has seen. To a runtime -1 means "no limit".
+
+        :raises InvalidRequest: names the limit.
+        """
+        for name, (least, most, cure) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:  # also refuses NaN, which compares as False
+                raise InvalidRequest(name, value, cure)
+
 
 def _at_least(value: int, least: int, field: str, shown: str) -> int:
     if value < least:
@@ -68,6 +79,16 @@ def _count(value: int | None, field: str, *, least: int) -> int | None:
         raise InvalidRequest(field, value, f"write a whole number from {least} to 4000000")
     return value
 
+
+_BOUNDS: Final = {
+    "cpus": (0.01, 8192, "write a number of cpus from 0.01 to 8192"),
+    "memory": (4 << 20, MAX_SIZE, "write bytes, at least 4 MiB"),
+    "disk": (16 << 20, MAX_SIZE, "write bytes, at least 16 MiB"),
+    "pids": (4, 4_000_000, "write a whole number from 4 to 4000000"),
+    "nofile": (16, 4_000_000, "write a whole number from 16 to 4000000"),
+    "shm": (1, MAX_SIZE, "write bytes, more than 0"),
+    "wall_time": (0.001, MAX_SECONDS, "write seconds, more than 0 and at most a year"),
+}
 
 Limits = ResourceLimits.parse
 """How the Python API spells it: ``Limits(memory="512MiB", cpus=1)``."""

@@ -26,7 +26,7 @@ def parse_size(text: str | int, *, field: str) -> int:
 
     :raises InvalidRequest: for zero, negatives, nonsense, or more than 4 EiB.
     """
-    match = _SIZE.match(str(text).strip()) if not isinstance(text, bool) else None
+    match = _SIZE.match(_written(text)) if not isinstance(text, bool) else None
     if match is None or match[2].lower() not in _POWER:
         raise InvalidRequest(field, text, "write a size such as 64MiB, 2g or 1048576")
     size = int(Decimal(match[1]) * 1024 ** _POWER[match[2].lower()])
@@ -42,7 +42,7 @@ def parse_duration(text: str | int | float, *, field: str, allow_zero: bool = Fa
 
     :raises InvalidRequest: for a bare number, zero (unless allowed), nonsense, or more than a year.
     """
-    shown = str(text).strip()
+    shown = _written(text)
     if re.fullmatch(r"-?\d+(\.\d+)?", shown):
         raise InvalidRequest(field, text, f"a bare number has no unit: write {shown.lstrip('-')}s")
     match = _DURATION.match(shown)
@@ -63,12 +63,20 @@ def parse_cpus(text: str | float, *, field: str) -> float:
     :raises InvalidRequest: for zero, negatives, less than 0.01, or more than 8192.
     """
     try:
-        value = Decimal(str(text))
+        value = Decimal(_written(text))
     except InvalidOperation as error:
         raise InvalidRequest(field, text, "write a number of cpus such as 2 or 0.5") from error
     if isinstance(text, bool) or not value.is_finite() or not Decimal("0.01") <= value <= 8192:
         raise InvalidRequest(field, text, "write a number of cpus from 0.01 to 8192")
     return float(value)
+
+
+def _written(value: str | float) -> str:
+    """As the user wrote it. Python does not write out integers of thousands of digits: those are no size at all."""
+    try:
+        return str(value).strip()
+    except ValueError:
+        return ""
 
 
 def format_size(size: int) -> str:

@@ -18,6 +18,7 @@ from forgeyard_process_shim.channel import ShimChannel, ShimDied
 from forgeyard_process_shim.protocol import BackgroundExited, Exited, NoExec, Started, StepCommand
 from forgeyard_runtimes.contract import ContainerRef, ContainerRuntime, Stdio
 from forgeyard_runtimes.gate import verify_applied
+from forgeyard_runtimes.gate_limits import verify_limits, verify_membership
 from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import Spool
 
@@ -208,6 +209,8 @@ class JobContainer:
         if parts.cgroup.leaf(LEAF) not in facts.cgroups.values():
             raise _pid1_gone()
         verify_applied(facts, parts.plan, parts.placement, parts.own_namespaces)
+        verify_membership(facts.cgroups, parts.cgroup.leaf(LEAF), parts.plan.limits)
+        verify_limits(parts.cgroup.applied(LEAF), parts.plan.limits)
 
     def _hold(self, pid: int) -> None:
         try:

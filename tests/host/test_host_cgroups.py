@@ -12,7 +12,7 @@ import pytest
 from forgeyard_host.cgroups import AttemptCgroup, CgroupHost, CgroupMode
 from forgeyard_model.identity import SandboxId
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.guest]
 
 MIB = 1 << 20
 # Joins the groups given as arguments, says so, and runs the rest of its arguments once told to.

@@ -90,6 +90,16 @@ def test_missing_files_are_none(host: CgroupHost, tmp_path: Path) -> None:
     assert group.applied("job") == AppliedLimits(None, None, None, None)
 
 
+@pytest.mark.parametrize(("local", "refused"), [(False, 3), (True, 2)])
+def test_refused_forks_are_counted_once(host: CgroupHost, tmp_path: Path, local: bool, refused: int) -> None:
+    """Where pids.events counts what is below as well (Linux 6.11), nested groups are not added to it again."""
+    more = {"pids.events.local": "max 1"} if local else {}
+    write(tmp_path / "a/job", {"pids.events": "max 2"} | more)
+    write(tmp_path / "a/job/nested", {"pids.events": "max 1"} | more)
+
+    assert AttemptCgroup.at(host, "/a").evidence("job").pids.refused == refused
+
+
 def test_kill_writes_cgroup_kill(host: CgroupHost, tmp_path: Path) -> None:
     """One write kills the tree; an empty group needs nothing more."""
     write(tmp_path / "a/job", {"cgroup.kill": "", "cgroup.procs": ""})

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,7 +49,10 @@ class CgroupHost:
 
         :raises SandboxError: RESOURCE_LIMIT_FAILED when no hierarchy is mounted.
         """
-        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8") if mountinfo is None else mountinfo
+        if mountinfo is None:
+            # Somebody else's mount point may be no text, and is none of our business.
+            mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        text = mountinfo
         v1, v2 = _mounts(text)
         controllers = {name: point for point, options in v1.items() for name in options & _V1_CONTROLLERS}
         if controllers:
@@ -102,16 +106,27 @@ def _mounts(mountinfo: str) -> tuple[dict[str, frozenset[str]], list[str]]:
 def _v2_base(point: str, own: str) -> str:
     """Where groups of ours can live on v2.
 
-    The true root (known by having no cgroup.type) takes them if we may write there and no manager hands out groups.
-    Otherwise a delegated group: the parent of ours when it is ours too and holds no process itself, since a group
-    with processes in it cannot pass controllers on.
+    A group that systemd has marked as delegated, and that we run in a child of, is meant for them. Else the true root
+    (known by having no cgroup.type) takes them if we may write there. Otherwise a delegated group: the parent of ours
+    when it is ours too and holds no process itself, since a group with processes in it cannot pass controllers on.
     """
     path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), "/").rstrip("/")
+    parent = path.rpartition("/")[0]
+    if parent and _marked(point + parent) and not files.processes(point + parent):
+        return parent
     at_root = not Path(f"{point}/cgroup.type").exists() and os.access(f"{point}/cgroup.procs", os.W_OK)
     if at_root or not path:
         return ""
-    parent = path.rpartition("/")[0]
     delegated = os.access(f"{point}{parent}/cgroup.subtree_control", os.W_OK)
     if delegated and not files.processes(f"{point}{parent}"):
         return parent
     return path
+
+
+def _marked(directory: str) -> bool:
+    """Whether systemd says that it keeps its hands off what is below (Delegate=): an attribute, by who may set it."""
+    for name in ("trusted.delegate", "user.delegate"):
+        with contextlib.suppress(OSError):  # ENODATA; EPERM for trusted.* without root; no attributes at all
+            if os.getxattr(directory, name) == b"1":
+                return True
+    return False

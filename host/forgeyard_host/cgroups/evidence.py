@@ -3,7 +3,7 @@
 Not used as evidence: memory.failcnt, which stays 0 through a real out-of-memory kill on current kernels.
 """
 
-# ruff: noqa: PTH112  # plain os calls: they take dir_fd and run many times per job
+# ruff: noqa: PTH110, PTH112  # plain os calls: they take dir_fd and run many times per job
 
 from __future__ import annotations
 
@@ -75,6 +75,11 @@ def read_limits(host: CgroupHost, leaf: str) -> AppliedLimits:
     )
 
 
+def swap_in_use() -> bool:
+    """Whether this host has swap space at all."""
+    return len((files.read("/proc/swaps") or "").splitlines()) > 1
+
+
 def _v1(host: CgroupHost, controller: str, leaf: str, name: str) -> int | None:
     point = host.controllers.get(controller)
     return None if point is None else files.limit(f"{point}{leaf}/{name}")
@@ -111,10 +116,14 @@ def _pids_v1(host: CgroupHost, leaf: str) -> PidsEvidence:
 
 
 def _pids(directory: str) -> PidsEvidence:
+    # From Linux 6.11 on v2's pids.events counts what is below as well, and pids.events.local is there to tell. Before,
+    # and on v1, a refusal counts in the group of the process that forked and nowhere else.
+    hierarchical = os.path.exists(f"{directory}/pids.events.local")
+    own = files.keyed(f"{directory}/pids.events").get("max")
     return PidsEvidence(
         limit=files.limit(f"{directory}/pids.max"),
         peak=files.number(f"{directory}/pids.peak"),
-        refused=_summed(directory, "pids.events", "max"),
+        refused=own if hierarchical else _summed(directory, "pids.events", "max"),
     )
 
 
