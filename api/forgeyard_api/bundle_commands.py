@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forgeyard_api.cli_flags import DEFAULT_STATE_DIR, JobArguments, Runtime, StateDir, with_job_flags
+from forgeyard_api.cli_flags import JobArguments, Runtime, StateDir, with_job_flags
+from forgeyard_api.configured import configured
 from forgeyard_api.main import as_usage
-from forgeyard_model.errors import ForgeyardError, InvalidRequest
+from forgeyard_api.result_file import check_absent_or_empty
+from forgeyard_model.errors import ForgeyardError
 
 if TYPE_CHECKING:
     from forgeyard_model.plan import Bundle
@@ -20,13 +22,12 @@ if TYPE_CHECKING:
 def generate(
     arguments: JobArguments,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Absent or empty directory for the bundle.")],
-    runtime: Runtime = "runc",
-    state_dir: StateDir = Path(DEFAULT_STATE_DIR),
+    runtime: Runtime = None,
+    state_dir: StateDir = None,
 ) -> int:
     """Write the bundle of a job: `runc run -b DIR NAME` runs it."""
     with as_usage():
-        if to.exists() and (not to.is_dir() or any(to.iterdir())):
-            raise InvalidRequest("--to", to, "is not an empty directory: name an absent or empty one")
+        check_absent_or_empty("--to", to)
     bundle = _generate(arguments, to.absolute(), runtime, state_dir)
     typer.echo(f"{to}: {bundle.bundle_digest}")
     return 0
@@ -35,8 +36,8 @@ def generate(
 @with_job_flags
 def show(
     arguments: JobArguments,
-    runtime: Runtime = "runc",
-    state_dir: StateDir = Path(DEFAULT_STATE_DIR),
+    runtime: Runtime = None,
+    state_dir: StateDir = None,
 ) -> int:
     """Print the config.json of a job's bundle: its exact bytes, or indented on a terminal."""
     import json
@@ -53,18 +54,18 @@ def show(
     return 0
 
 
-def _generate(arguments: JobArguments, directory: Path, runtime: str, state_dir: Path) -> Bundle:
+def _generate(arguments: JobArguments, directory: Path, runtime: str | None, state_dir: Path | None) -> Bundle:
     import asyncio
 
     from forgeyard_api.job_from_flags import plan_run
 
     planned = plan_run(arguments)
-    state = state_dir.absolute()
+    config = configured(state_dir, runtime)
 
     async def work() -> Bundle:
         from forgeyard_executor import Executor
 
-        async with Executor.open(state_dir=state, runtime=runtime) as executor:
+        async with Executor.open(config=config) as executor:
             return await executor.generate_bundle(planned.job, directory, source=planned.source)
 
     return asyncio.run(work())

@@ -6,7 +6,16 @@ from typing import Any
 
 import typer
 
-from forgeyard_api import bundle_commands, job_commands, run_command, sandbox_commands
+from forgeyard_api import (
+    bundle_commands,
+    bundle_diff,
+    config_commands,
+    job_commands,
+    plan_commands,
+    run_command,
+    sandbox_commands,
+    sandbox_doctor,
+)
 from forgeyard_api.cli_flags import CommandAfterDashes
 from forgeyard_api.plain_parameters import use_plain_readers
 
@@ -20,18 +29,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bundle = typer.Typer(help="See the bundle that a job would run from.", no_args_is_help=True, rich_markup_mode=None)
+config = typer.Typer(help="See and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 job = typer.Typer(help="Write and check job files.", no_args_is_help=True, rich_markup_mode=None)
 
 app.command("run", cls=CommandAfterDashes)(run_command.run)
 bundle.command("generate", cls=CommandAfterDashes)(bundle_commands.generate)
+app.command("plan", cls=CommandAfterDashes)(plan_commands.plan)
+bundle.command("diff")(bundle_diff.diff)
 bundle.command("show", cls=CommandAfterDashes)(bundle_commands.show)
 job.command("init")(job_commands.init)
 job.command("validate")(job_commands.validate)
 job.command("schema")(job_commands.schema)
 app.command("ps")(sandbox_commands.ps)
 app.command("gc")(sandbox_commands.gc)
+config.command("check")(config_commands.check)
+config.command("show")(config_commands.show)
 app.add_typer(bundle, name="bundle")
 app.add_typer(job, name="job")
+app.add_typer(config, name="config")
+app.add_typer(sandbox_doctor.runner, name="runner")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from forgeyard_api.cli_flags import JobArguments, JobFlags
 from forgeyard_api.env_flags import read_environment
 from forgeyard_api.main import as_usage
-from forgeyard_model.errors import InvalidRequest
+from forgeyard_model.errors import ExecutorError, InvalidRequest
 from forgeyard_model.job import HOST_ROOTFS, Job, Step
 from forgeyard_model.jobfile_support import (
     UNLIMITED,
@@ -44,9 +45,10 @@ class PlannedRun:
     source: str | None
 
 
-def plan_run(arguments: JobArguments) -> PlannedRun:
+def plan_run(arguments: JobArguments, *, refused: list[ExecutorError] | None = None) -> PlannedRun:
     """Read the job file, if there is one, and put the flags over it.
 
+    :param refused: where refusals of this version go instead of being raised: to describe a run, never to do it.
     :raises UnusableInput: for a flag or a job file that can't be used as written.
     :raises ExecutorError: UNSUPPORTED, for what this version can't run.
     """
@@ -54,11 +56,11 @@ def plan_run(arguments: JobArguments) -> PlannedRun:
     with as_usage():
         _check_combination(arguments)
         overrides = _Overrides.read(flags)
-    _refuse_unsupported(flags, overrides)
+    _refuse(_unsupported_flags(flags, overrides), refused)
     if flags.job_file is None:
         job, source = _job_of_command(arguments, overrides), None
     else:
-        job, source = _job_of_file(flags, overrides, flags.job_file)
+        job, source = _job_of_file(flags, overrides, flags.job_file, refused)
     if flags.source is not None:
         source = str(flags.source.absolute())
     with as_usage():
@@ -80,14 +82,27 @@ def _check_combination(arguments: JobArguments) -> None:
         raise InvalidRequest("CMD", "", "name a program: it can't be empty")
 
 
-def _refuse_unsupported(flags: JobFlags, overrides: _Overrides) -> None:
+def _refuse(errors: Iterator[ExecutorError], refused: list[ExecutorError] | None) -> None:
+    for error in errors:
+        if refused is None:
+            raise error
+        refused.append(error)
+
+
+def _unsupported_flags(flags: JobFlags, overrides: _Overrides) -> Iterator[ExecutorError]:
     if flags.secret:
         # The value may be in the text: it is not shown.
-        raise unsupported("--secret", "not supported in this version", "leave it out")
-    if overrides.network is not None:
-        refuse_network(overrides.network, field="--network")
+        yield unsupported("--secret", "not supported in this version", "leave it out")
+    try:
+        if overrides.network is not None:
+            refuse_network(overrides.network, field="--network")
+    except ExecutorError as error:
+        yield error
     for flag in _LIMIT_FLAGS.values():
-        refuse_unlimited(f"--{flag}", getattr(flags, flag))
+        try:
+            refuse_unlimited(f"--{flag}", getattr(flags, flag))
+        except ExecutorError as error:
+            yield error
 
 
 def _job_of_command(arguments: JobArguments, overrides: _Overrides) -> Job:
@@ -105,12 +120,17 @@ def _job_name(command: tuple[str, ...]) -> str:
     return command[0].rsplit("/", 1)[-1] or "job" if command else "job"
 
 
-def _job_of_file(flags: JobFlags, overrides: _Overrides, path: Path) -> tuple[Job, str | None]:
+def _job_of_file(
+    flags: JobFlags, overrides: _Overrides, path: Path, refused: list[ExecutorError] | None
+) -> tuple[Job, str | None]:
     from forgeyard_api.jobfile_reader import load_job_file
+    from forgeyard_model.jobfile_convert import describe_job, not_supported
 
     with as_usage():
         loaded = load_job_file(path)
-    job = _overridden(loaded, flags, overrides).to_job(base=loaded.base)
+    file = _overridden(loaded, flags, overrides)
+    job = describe_job(file, base=loaded.base)
+    _refuse(not_supported(file), refused)
     if flags.image is not None:
         job = replace(job, image=resolve_image(flags.image, base=str(Path.cwd())))
     source = loaded.file.source
@@ -136,7 +156,7 @@ def _check_source(flags: JobFlags, source: str | None) -> None:
         if flags.source_mode is not None:
             raise InvalidRequest("--source-mode", flags.source_mode, "there is no source: add --source DIR")
         return
-    if not Path(source).is_dir():
+    if not os.path.isdir(source):  # noqa: PTH112  Path.is_dir raises for a name that is too long
         field = "--source" if flags.source is not None else "source.path"
         raise InvalidRequest(field, source, "is not a directory")
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forgeyard_api.cli_flags import DEFAULT_STATE_DIR, JobArguments, Runtime, StateDir, with_job_flags
+from forgeyard_api.cli_flags import JobArguments, Runtime, StateDir, with_job_flags
+from forgeyard_api.configured import configured
 from forgeyard_api.main import REFUSED, USAGE, UnusableInput, as_usage, say
-from forgeyard_model.errors import ForgeyardError, InvalidRequest
+from forgeyard_model.errors import ForgeyardError
 
 if TYPE_CHECKING:
     from forgeyard_api.interrupts import Interrupts
     from forgeyard_api.job_from_flags import PlannedRun
     from forgeyard_api.output_writer import OutputWriter
+    from forgeyard_model.config import ExecutorConfig
     from forgeyard_model.result import ExecutionResult
 
 
@@ -30,8 +32,8 @@ def run(
         str | None, typer.Option("--result", metavar="FILE|-", help="Write the result as JSON; - is stdout.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary when the job succeeded.")] = False,
-    runtime: Runtime = "runc",
-    state_dir: StateDir = Path(DEFAULT_STATE_DIR),
+    runtime: Runtime = None,
+    state_dir: StateDir = None,
 ) -> int:
     """Run a job: from a job file, or a command after `--`.
 
@@ -44,9 +46,8 @@ def run(
         _check_targets(output, result)
     try:
         planned = plan_run(arguments)
-        return _run_planned(
-            planned, output=output, result=result, quiet=quiet, runtime=runtime, state_dir=state_dir.absolute()
-        )
+        config = configured(state_dir, runtime)
+        return _run_planned(planned, output=output, result=result, quiet=quiet, config=config)
     except UnusableInput as unusable:
         _write_error(result, unusable.error, USAGE)
         raise
@@ -56,11 +57,11 @@ def run(
 
 
 def _run_planned(
-    planned: PlannedRun, *, output: Path | None, result: str | None, quiet: bool, runtime: str, state_dir: Path
+    planned: PlannedRun, *, output: Path | None, result: str | None, quiet: bool, config: ExecutorConfig
 ) -> int:
     import asyncio
 
-    session = _Session(planned, output=output, target=result, quiet=quiet, runtime=runtime, state_dir=state_dir)
+    session = _Session(planned, output=output, target=result, quiet=quiet, config=config)
     return asyncio.run(session.run())
 
 
@@ -74,15 +75,13 @@ class _Session:
         output: Path | None,
         target: str | None,
         quiet: bool,
-        runtime: str,
-        state_dir: Path,
+        config: ExecutorConfig,
     ) -> None:
         self._planned = planned
         self._output = None if output is None else str(output.absolute())
         self._target = target
         self._quiet = quiet
-        self._runtime = runtime
-        self._state_dir = state_dir
+        self._config = config
 
     async def run(self) -> int:
         """The exit code. Everything of the attempt is gone when this returns."""
@@ -108,7 +107,7 @@ class _Session:
     async def _attempt(self, writer: OutputWriter) -> ExecutionResult:
         from forgeyard_executor import Executor
 
-        async with Executor.open(state_dir=self._state_dir, runtime=self._runtime) as executor:
+        async with Executor.open(config=self._config) as executor:
             run = executor.run(self._planned.job, source=self._planned.source, output=self._output)
             async with run as execution:
                 self._interrupts.attach(execution)
@@ -176,9 +175,9 @@ def _write_error(target: str | None, error: ForgeyardError, exit_code: int) -> N
 
 
 def _check_targets(output: Path | None, result: str | None) -> None:
-    from forgeyard_api.result_file import check_target
+    from forgeyard_api.result_file import check_absent_or_empty, check_target
 
     if result is not None:
         check_target(result)
-    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InvalidRequest("--output", output, "is not an empty directory: name an absent or empty one")
+    if output is not None:
+        check_absent_or_empty("--output", output)

@@ -8,6 +8,8 @@ async with Executor.open() as executor:
 from forgeyard_executor.execution import Execution
 from forgeyard_executor.executor import Executor
 from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes
+from forgeyard_model.config import ExecutorConfig
+from forgeyard_model.enforcement import Enforcement, PlanReport, PlanRow
 from forgeyard_model.errors import (
     ExecutorError,
     ExecutorErrorKind,
@@ -27,9 +29,11 @@ from forgeyard_model.result import CancellationReason, ExecutionResult, Outcome
 __all__ = [
     "ApprovedHostPath",
     "CancellationReason",
+    "Enforcement",
     "Execution",
     "ExecutionResult",
     "Executor",
+    "ExecutorConfig",
     "ExecutorError",
     "ExecutorErrorKind",
     "FailureClass",
@@ -40,6 +44,8 @@ __all__ = [
     "Network",
     "Outcome",
     "Output",
+    "PlanReport",
+    "PlanRow",
     "Profile",
     "RecoveryReport",
     "ResourceLimits",

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from forgeyard_executor.attempt import Attempt
+from forgeyard_executor.hints import privilege_hint
 from forgeyard_executor.steps import ResolvedStep, resolve_step, should_run
 from forgeyard_executor.verdict import End, Verdict, deciding_step, judge
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
@@ -223,6 +224,8 @@ class Execution:
             self._set_end(End(EndCause.SANDBOX_DIED))
             raise
         self._results.append(result)
+        if result.failed and (hint := privilege_hint(resolved.step, self._attempt.prepared.plan)):
+            self._notes.append(hint)
         log.info(
             "step ends",
             extra={"sandbox": self.sandbox_id, "step": result.name, "step_index": index, "seconds": result.duration},

@@ -53,6 +53,7 @@ class Probe:
     :param by: what enforces it, such as "cgroup v1 memory controller".
     :param details: what was seen; for one that does not work, the error.
     :param cure: what an operator can do about it; empty when it works.
+    :param seen: False when the probe could not be carried out. Nothing is known then, and nothing is claimed.
     """
 
     feature: Feature
@@ -60,6 +61,7 @@ class Probe:
     by: str = ""
     details: str = ""
     cure: str = ""
+    seen: bool = True
 
 
 @dataclass(frozen=True, slots=True)

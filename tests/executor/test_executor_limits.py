@@ -24,6 +24,7 @@ from forgeyard_executor import (
 pytestmark = pytest.mark.kernel
 
 
+@pytest.mark.guest
 def test_timeout(shared_state: Path, root: dict[str, str]) -> None:
     """TERM-ignoring jobs are killed after the grace, and it is a time-out, not a 137 (C27)."""
     job = Job(
@@ -101,6 +102,7 @@ def owner(pid: str) -> int:
     return -1 if fields["State"].split()[0] in "ZX" else int(fields["Uid"].split()[1])
 
 
+@pytest.mark.guest
 def test_out_of_memory(shared_state: Path, root: dict[str, str]) -> None:
     """A memory kill is OutOfMemory with peak and limit (C27, C28)."""
     job = Job(**root, steps=(sh("tail /dev/zero"),), limits=Limits(memory="32MiB"))
@@ -112,6 +114,7 @@ def test_out_of_memory(shared_state: Path, root: dict[str, str]) -> None:
     assert result.evidence.memory.oom_kills
 
 
+@pytest.mark.guest
 def test_oom_killed_child_of_a_job_that_goes_on(shared_state: Path) -> None:
     """A child killed by the memory limit in a job that exits 0 is a note."""
     job = Job(rootfs="host", steps=(sh("tail /dev/zero; exit 0"),), limits=Limits(memory="32MiB"))
@@ -120,6 +123,7 @@ def test_oom_killed_child_of_a_job_that_goes_on(shared_state: Path) -> None:
     assert any("memory limit killed" in note for note in result.notes)
 
 
+@pytest.mark.guest
 def test_pid_limit(shared_state: Path, root: dict[str, str]) -> None:
     """A fork fan-out meets the pids limit, and the result says how often (C30)."""
     script = "i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done; exit 2"
