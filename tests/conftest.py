@@ -16,16 +16,21 @@ from pathlib import Path
 
 import pytest
 from build import busybox_layout
-from hypothesis import settings
 
 from forgeyard_process_shim.hostroot import HostRootfs
 
 LEAK_WAIT = 5.0
 """Seconds that what a test started may take to go away: the kernel frees namespaces and cgroups in its own time."""
 
-# A deadline per example would make a loaded machine look like a bug; the blob makes a failure of CI repeatable here.
-settings.register_profile("forgeyard", deadline=None, print_blob=True)
-settings.load_profile("forgeyard")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Settings of hypothesis, where its plugin is loaded; the emulated guest of tests/guest can't afford the import."""
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        # A deadline per example would make a loaded machine look like a bug; the blob makes a failure repeatable here.
+        settings.register_profile("forgeyard", deadline=None, print_blob=True)
+        settings.load_profile("forgeyard")
 
 
 def in_ci() -> bool:

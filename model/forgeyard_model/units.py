@@ -44,7 +44,8 @@ def parse_duration(text: str | int | float, *, field: str, allow_zero: bool = Fa
     """
     shown = _written(text)
     if re.fullmatch(r"-?\d+(\.\d+)?", shown):
-        raise InvalidRequest(field, text, f"a bare number has no unit: write {shown.lstrip('-')}s")
+        example = f"{shown.lstrip('-')}s" if len(shown) <= 12 else "90s"
+        raise InvalidRequest(field, text, f"a bare number has no unit: write {example}")
     match = _DURATION.match(shown)
     if match is None or not any(match.groups()):
         raise InvalidRequest(field, text, "write a duration such as 90s, 15m or 1h30m")

@@ -143,3 +143,10 @@ def test_limits_fill_in_what_is_not_set() -> None:
     """A job's own limit stays, a default fills the gap."""
     mine, defaults = Limits(memory="512MiB"), ResourceLimits(memory=1, pids=7)
     assert mine.or_default(defaults) == ResourceLimits(memory=512 << 20, pids=7)
+
+
+def test_a_long_bare_number_is_not_repeated_in_the_cure() -> None:
+    """The value is shown shortened once; the cure stays one readable line."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse_duration("1" * 400, field="timeout")
+    assert len(str(caught.value)) < 200

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,11 +209,10 @@ def test_identity_and_names(box: Box) -> None:
 
 def test_unknown_names_fail_fast(box: Box) -> None:
     """Without a network a look-up is refused at once, instead of waiting for a server."""
-    begun = time.monotonic()
-    done = box.run("getent hosts registry.example.org")
+    # Killed at 3 s: a resolver with a server to wait for takes 5 for the first try alone.
+    done = box.run("timeout 3 getent hosts registry.example.org")
 
     assert done.returncode == 2
-    assert time.monotonic() - begun < 3
 
 
 def test_locale_and_time_zone(box: Box) -> None:
