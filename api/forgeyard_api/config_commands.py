@@ -58,6 +58,7 @@ def settings(config: ExecutorConfig) -> Iterator[tuple[str, Any, str]]:
     yield "state_dir", config.state_dir, config.origin("state_dir")
     yield "runtime", config.runtime, config.origin("runtime")
     yield "minimum_isolation", config.minimum_isolation.value, config.origin("minimum_isolation")
+    yield "exact_limits", config.exact_limits, config.origin("exact_limits")
     for key in ("allowed_registries", "allowed_images"):
         rules = getattr(config, key)
         # Each file's list stands by itself: an image has to pass them all.

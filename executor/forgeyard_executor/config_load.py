@@ -25,10 +25,12 @@ _LIMITS: Final = ("cpus", "memory", "pids", "disk", "nofile", "shm", "timeout")
 LIMIT_FIELDS: Final = {name: "wall_time" if name == "timeout" else name for name in _LIMITS}
 _NUMBERS: Final = ("pids", "nofile")
 _LISTS: Final = ("allowed_registries", "allowed_images")
+_FLAGS: Final = ("exact_limits",)
+_TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 _PLAIN: Final = ("state_dir", "runtime")
 """Keys that are checked where they are used: a run with one of them in the environment need not load the schema."""
 ENVIRONMENT: Final[Mapping[str, Key]] = {
-    **{PREFIX + name.upper(): (name,) for name in (*_PLAIN, "minimum_isolation", *_LISTS)},
+    **{PREFIX + name.upper(): (name,) for name in (*_PLAIN, "minimum_isolation", *_FLAGS, *_LISTS)},
     **{
         f"{PREFIX}LIMITS_{table}_{name}".upper(): ("limits", table, name)
         for table in ("default", "maximum")
@@ -166,6 +168,8 @@ def _from_environment(env: Mapping[str, str]) -> dict[Key, Any]:
         value: Any = text
         if key[-1] in _LISTS:
             value = [part.strip() for part in text.split(",") if part.strip()]
+        elif key[-1] in _FLAGS:
+            value = _TRUTH.get(text.lower(), text)
         elif key[-1] in _NUMBERS and text.isascii() and text.isdigit() and len(text) < 20:
             value = int(text)
         found[key] = value
@@ -219,6 +223,7 @@ class _Merging:
         for name in ("state_dir", "runtime"):
             self._replace(layer, name, getattr(file, name))
         self._isolation(layer, file.minimum_isolation)
+        self._exactness(layer, file.exact_limits)
         for name in _LISTS:
             self._patterns(layer, name, getattr(file, name))
         self._defaults(layer)
@@ -257,6 +262,13 @@ class _Merging:
             self.problems.append(layer.problem(("minimum_isolation",), repr(value.value), cure))
             return
         self._replace(layer, "minimum_isolation", value)
+
+    def _exactness(self, layer: Layer, value: bool | None) -> None:
+        if value is False and self.config.exact_limits:
+            cure = f"{self.origins[('exact_limits',)]} demands exact limits, which can't be lowered: leave it out"
+            self.problems.append(layer.problem(("exact_limits",), "false", cure))
+            return
+        self._replace(layer, "exact_limits", value)
 
     def _patterns(self, layer: Layer, name: str, value: tuple[str, ...] | None) -> None:
         if value is not None:

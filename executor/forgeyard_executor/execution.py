@@ -48,6 +48,7 @@ class Execution:
         self._no_more_steps = asyncio.Event()
         self._step_lock = asyncio.Lock()
         self._results: list[StepResult] = []
+        self._stop_signal: int = signal.SIGTERM
         self._notes: list[str] = []
         self._started_at = datetime.now(UTC)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"forgeyard {attempt.sandbox}")
@@ -170,7 +171,7 @@ class Execution:
         """Soft signal, then grace; with a finally_timeout kill the step alone and let `always` steps run."""
         timeouts = self._attempt.request.timeouts
         if not self._kill_now.is_set():
-            self._attempt.container.signal_step(signal.SIGTERM)
+            self._attempt.container.signal_step(self._stop_signal)
             await self._wait_unless_killed(steps, timeouts.grace)
         if not steps.done() and timeouts.finally_ > 0 and not self._kill_now.is_set():
             self._attempt.container.kill_step()
@@ -213,6 +214,7 @@ class Execution:
 
     async def _run_one(self, index: int, resolved: ResolvedStep) -> StepResult:
         started, clock = datetime.now(UTC), time.monotonic()
+        self._stop_signal = resolved.stop_signal
         log.info("step begins", extra={"sandbox": self.sandbox_id, "step": resolved.step.name, "step_index": index})
         try:
             result = await self._attempt.steps.run(index, resolved)

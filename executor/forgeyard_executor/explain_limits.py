@@ -104,6 +104,10 @@ def _nofile(field: str, wanted: int, facts: HostFacts) -> PlanRow:
         return PlanRow(field, f"{wanted}", Enforcement.ENFORCED, "RLIMIT_NOFILE")
     note = f"{ceiling} instead: this executor may set no more"
     cure = f"ask for {ceiling} or less, or start the executor with a higher hard limit (LimitNOFILE=, ulimit -Hn)"
+    if facts.config.exact_limits:
+        by = f"exact_limits ({facts.config.origin('exact_limits')})"
+        error = InvalidRequest(field, wanted, f"this executor may set no more than {ceiling}, and {by} allows no less")
+        return PlanRow(field, f"{wanted}", Enforcement.REFUSED, by, note, cure, error)
     return PlanRow(field, f"{wanted}", Enforcement.CLAMPED, "RLIMIT_NOFILE", note, cure)
 
 

@@ -133,7 +133,7 @@ def plan_request(
         host_sources={"cpu": _CPU_TOPOLOGY} | ({"resolv": RESOLV_CONF} if host_network else {}),
         attempt_files={"control": "ctl", "hosts": "hosts"},
         isolation=isolation,
-        notes=notes,
+        notes=(*rootfs.notes, *notes),
     )
 
 

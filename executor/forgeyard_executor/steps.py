@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +28,7 @@ class ResolvedStep:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     workdir: str
+    stop_signal: int = signal.SIGTERM
 
 
 def default_workdir(request: ExecutionRequest, rootfs: RootfsPlan) -> str:
@@ -55,7 +57,9 @@ def resolve_step(request: ExecutionRequest, rootfs: RootfsPlan, step: Step, *, i
     env = step_environment(rootfs.env, request.environment.variables, step.env, user=user, toolchains=toolchains)
     check_arguments(field, argv, env)
     workdir = _join(f"{field}.workdir", default_workdir(request, rootfs), step.workdir)
-    return ResolvedStep(step, argv, env, workdir)
+    # The image's signal is for what the image starts; other programs know TERM.
+    stop_signal = rootfs.stop_signal if step.entrypoint else signal.SIGTERM
+    return ResolvedStep(step, argv, env, workdir, stop_signal)
 
 
 def should_run(step: Step, *, failed: bool) -> bool:

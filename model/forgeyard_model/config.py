@@ -35,6 +35,7 @@ class ExecutorConfig:
     :param minimum_isolation: no job runs behind less, whatever its profile says.
     :param default_limits: in the place of the profile's, where a job names none.
     :param maximum_limits: a job that asks for more is refused.
+    :param exact_limits: a limit that this host could only clamp is refused too, instead of being noted.
     :param allowed_registries, allowed_images: every rule must let an image pass; no rule lets all pass.
     :param approved_host_paths: shown to every job; the results say impure.
     :param origins: where a value comes from, by dotted key; a default has none.
@@ -45,6 +46,7 @@ class ExecutorConfig:
     minimum_isolation: IsolationLevel = IsolationLevel.NONE
     default_limits: ResourceLimits = field(default_factory=ResourceLimits)
     maximum_limits: ResourceLimits = field(default_factory=ResourceLimits)
+    exact_limits: bool = False
     allowed_registries: tuple[PatternRule, ...] = ()
     allowed_images: tuple[PatternRule, ...] = ()
     approved_host_paths: tuple[ApprovedHostPath, ...] = ()

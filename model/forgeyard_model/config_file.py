@@ -144,6 +144,9 @@ class ConfigFile(Strict):
     )
     allowed_registries: tuple[Pattern, ...] | None = Field(None, description="Where images may come from.")
     allowed_images: tuple[Pattern, ...] | None = Field(None, description="Images that may run.")
+    exact_limits: StrictBool | None = Field(
+        None, description="Refuse a limit that this host could only hold at less than was asked."
+    )
     limits: LimitTables = Field(default_factory=LimitTables, description="Defaults and maximums.")
     uid_block: UidBlockTable | None = Field(None, description="Host ids for user namespaces. System file only.")
     approved_host_paths: tuple[ApprovedPathTable, ...] | None = Field(

@@ -5,6 +5,7 @@ ContainerPlan holds no value of one attempt, so its digest names *what* is run; 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,7 +48,8 @@ class RootfsPlan:
     :param binds: host paths put on top of it.
     :param writable: an ephemeral layer goes over it.
     :param identity: digest that provenance shows: the image's, or the skeleton's.
-    :param env, user, entrypoint, cmd, workdir: from an image's config; empty in process mode.
+    :param env, user, entrypoint, cmd, workdir, stop_signal: from an image's config; empty in process mode.
+    :param notes: what of the image can't be honoured and does no harm.
     """
 
     kind: ExecutorKind
@@ -60,6 +62,8 @@ class RootfsPlan:
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     workdir: str = ""
+    stop_signal: int = signal.SIGTERM
+    notes: tuple[str, ...] = ()
 
 
 class MountKind(StrEnum):

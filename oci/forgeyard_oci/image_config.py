@@ -28,7 +28,7 @@ from forgeyard_oci.image_manifest import ConfigFile, ExecutionConfig
 class ImageConfig:
     """The checked part of a config. `user` is still text: it is looked up in the image's own files.
 
-    workdir: absolute, "" when the image names none.
+    workdir: absolute, "" when the image names none. stop_signal: as the image has it, "" for none.
     """
 
     user: str
@@ -36,6 +36,7 @@ class ImageConfig:
     entrypoint: tuple[str, ...]
     cmd: tuple[str, ...]
     workdir: str
+    stop_signal: str = ""
 
     @classmethod
     def read(cls, file: ConfigFile) -> ImageConfig:
@@ -52,6 +53,7 @@ class ImageConfig:
             entrypoint=config.entrypoint if any(config.entrypoint) else (),
             cmd=config.cmd,
             workdir=_workdir(config.working_dir),
+            stop_signal=config.stop_signal,
         )
 
 

@@ -100,6 +100,7 @@ class ExecutionConfig(_Foreign):
     entrypoint: Strings = Field(default=(), alias="Entrypoint")
     cmd: Strings = Field(default=(), alias="Cmd")
     working_dir: Text = Field(default="", alias="WorkingDir")
+    stop_signal: Text = Field(default="", alias="StopSignal")
 
 
 class RootfsWords(_Foreign):

@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +32,7 @@ from forgeyard_oci.image_config import ImageConfig
 from forgeyard_oci.image_errors import host_failure, unsupported
 from forgeyard_oci.image_platform import Platform
 from forgeyard_oci.image_resolve import ImageLayer, ResolvedImage, resolve_image
+from forgeyard_oci.image_signal import parse_stop_signal
 from forgeyard_oci.image_user import resolve_user
 from forgeyard_oci.layout import ImageLayout
 from forgeyard_oci.reference import ImageReference
@@ -126,6 +128,8 @@ class ImageStore:
             entrypoint=config.entrypoint,
             cmd=config.cmd,
             workdir=config.workdir,
+            stop_signal=parse_stop_signal(config.stop_signal) or signal.SIGTERM,
+            notes=_signal_notes(config.stop_signal),
         )
         return _Ready(plan, config.user, {})
 
@@ -213,6 +217,12 @@ def _flock(fd: int, *, wait: bool) -> bool:
 def _record(folder: Path) -> UnpackReport:
     report = json.loads((folder / _RECORD).read_text())["report"]
     return UnpackReport(**{**report, "skipped": tuple(report["skipped"])})
+
+
+def _signal_notes(text: str) -> tuple[str, ...]:
+    if not text or parse_stop_signal(text) is not None:
+        return ()
+    return (f"the image's StopSignal {text[:40]!r} is no signal: SIGTERM is sent instead",)
 
 
 def _user(ready: _Ready, override: str | None) -> JobUser:

@@ -188,6 +188,12 @@ def test_user_beats_system_and_environment_beats_both(files: Files) -> None:
             "env FORGEYARD_MINIMUM_ISOLATION: 'process': system.toml:1 demands container",
         ),
         (
+            "exact_limits=true",
+            "",
+            {"FORGEYARD_EXACT_LIMITS": "false"},
+            "env FORGEYARD_EXACT_LIMITS: false: system.toml:1 demands exact limits",
+        ),
+        (
             "limits.maximum.memory='1g'",
             "limits.maximum.memory='2g'",
             {},

@@ -158,6 +158,18 @@ def test_nofile_is_clamped_and_said() -> None:
     assert found.notes == (f"resources.nofile: {clamped.note}",)
 
 
+def test_exact_limits_refuse_what_would_be_clamped() -> None:
+    """Where the organisation wants limits to hold exactly, a clamp is a refusal by name."""
+    exact = facts(config=ExecutorConfig(exact_limits=True, origins=(("exact_limits", "c.toml:1"),)))
+    found = report(replace(JOB, limits=Limits(nofile=30_000)), exact)
+    refused = row(found, "resources.nofile")
+    assert refused.status is Enforcement.REFUSED
+    assert not found.runnable
+    with pytest.raises(InvalidRequest, match=r"30000.*20000.*c\.toml:1"):
+        found.require()
+    assert report(known=exact).runnable
+
+
 def test_a_source_that_can_not_be_mapped_is_said() -> None:
     """C32's kind: the job runs, and its files are nobody's."""
     looked = replace(facts(), source_idmap=Probe(Feature.IDMAPPED_MOUNT, works=False, details="nfs"))

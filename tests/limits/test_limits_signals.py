@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import build
 import pytest
 from jobs import collect
 
@@ -77,3 +78,20 @@ def test_a_grace_of_400_seconds_is_not_waited_for_in_vain(shared_state: Path) ->
     assert result.exit is not None
     assert (result.outcome, result.exit.code) == (Outcome.CANCELLED, 3)
     assert seconds < 400
+
+
+def test_an_images_stop_signal_is_sent_to_its_entrypoint(shared_state: Path, tmp_path: Path) -> None:
+    """One SIGQUIT for what the image starts, no TERM beside it; a step of the job's own gets TERM (C26)."""
+    writer = build.LayoutWriter(tmp_path / "layout")
+    image = writer.image(build.busybox_layers(build.BUSYBOX), {"StopSignal": "SIGQUIT"})
+    writer.finish(image)
+    script = "trap 'echo QUIT; exit 0' QUIT; trap 'echo TERM; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    for entrypoint, expected in ((True, "QUIT"), (False, "TERM")):
+        job = Job(
+            image=f"oci:{tmp_path}/layout@{image['digest']}",
+            steps=(Step("/bin/sh", "-c", script, entrypoint=entrypoint),),
+            user="1000",
+            timeouts=Timeouts(grace=60.0),
+        )
+        result, lines, _ = asyncio.run(ended(shared_state, job, cancel=True))
+        assert (lines, result.outcome) == (["up", expected], Outcome.CANCELLED)
