@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ async def examine(state_dir: Path, runtime: str) -> DoctorReport:
     Never raises for what is wrong with the host: that is what it reports.
     """
     exposed = asyncio.ensure_future(asyncio.to_thread(_exposed))
-    conditions = [*host_conditions(str(state_dir)), _shim()]
+    conditions = [*host_conditions(str(state_dir)), _shim(), _compiler()]
     found = None
     try:
         async with Executor.open(state_dir, runtime=runtime) as executor:
@@ -130,6 +131,15 @@ def _second(text: str) -> str:
 
 def _exposed() -> tuple[HostCondition, ...]:
     return exposed_files(shows=read_layout(Path("/"), local=False, opt=False).shows)
+
+
+def _compiler() -> HostCondition:
+    """Jobs bring the compilers they use; ours only builds the shim, from a source tree."""
+    found = next((path for name in ("musl-gcc", "gcc", "cc") if (path := shutil.which(name))), None)
+    if found is not None:
+        return judge("compiler", found)
+    warning = "only needed to build the shim from source: apt-get install musl-tools; a wheel brings it built"
+    return judge("compiler", "none in PATH", warning=warning)
 
 
 def _shim() -> HostCondition:

@@ -44,7 +44,17 @@ def test_doctor_on_a_good_host(state_dir: Path) -> None:
     assert {"feature", "works", "by", "details", "cure", "seen"} == set(probes["seccomp"])
     assert {item["status"] for item in report["conditions"]} <= {"ok", "warning"}
     names = {item["name"] for item in report["conditions"]}
-    assert names >= {"uid block", "inotify", "keyrings", "conntrack", "shim", "clock", "secrets in view", "executor"}
+    assert names >= {
+        "uid block",
+        "inotify",
+        "keyrings",
+        "conntrack",
+        "shim",
+        "compiler",
+        "clock",
+        "secrets in view",
+        "executor",
+    }
 
 
 @pytest.mark.kernel
