@@ -41,28 +41,25 @@ def gc(runtime: Runtime = None, state_dir: StateDir = None, as_json: Json = Fals
     """Remove what executors that are dead left behind. Running jobs are left alone."""
     import asyncio
 
-    removed, report = asyncio.run(_sweep(configured(state_dir, runtime)))
+    report = asyncio.run(_sweep(configured(state_dir, runtime)))
     if as_json:
-        found = {"removed": removed, "alive": report.alive, "errors": report.errors}
+        found = {"removed": report.removed, "alive": report.alive, "errors": report.errors}
         typer.echo(json.dumps(found))
     else:
-        for sandbox in removed:
+        for sandbox in report.removed:
             typer.echo(f"removed {sandbox}")
-        typer.echo(f"{len(removed)} removed, {report.alive} running")
+        typer.echo(f"{len(report.removed)} removed, {report.alive} running")
     for error in report.errors:
         say(one_line(error))
     return REFUSED if report.errors else 0
 
 
-async def _sweep(config: ExecutorConfig) -> tuple[list[str], RecoveryReport]:
-    """What went, and what a second look says. Opening the executor sweeps as well, so the difference is what counts."""
-    from forgeyard_executor import Executor, list_sandboxes
+async def _sweep(config: ExecutorConfig) -> RecoveryReport:
+    """Opening an executor is the sweep."""
+    from forgeyard_executor import Executor
 
-    before = [item.sandbox_id for item in list_sandboxes(config.state_dir) if item.state == "orphaned"]
     async with Executor.open(config=config) as executor:
-        report = await executor.recover()
-        left = {item.sandbox_id for item in executor.list_sandboxes()}
-    return [sandbox for sandbox in before if sandbox not in left], report
+        return executor.recovered
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, most: int | None = None) -> str:

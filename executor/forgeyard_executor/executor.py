@@ -68,6 +68,8 @@ class Executor:
         self._prepared: dict[SandboxId, Attempt] = {}
         self._running: dict[SandboxId, Execution] = {}
         self._capabilities = CapabilityCache(self._probe)
+        self.recovered = RecoveryReport((), 0, ())
+        """What was found and undone when this executor was opened."""
 
     @classmethod
     @asynccontextmanager
@@ -95,7 +97,7 @@ class Executor:
         async with AsyncExitStack() as stack:
             services = await _open_services(stack, paths, found, config)
             executor = cls(services, config)
-            await executor.recover()
+            executor.recovered = await executor.recover()
             stack.push_async_callback(executor._close)
             yield executor
 
