@@ -18,6 +18,7 @@ from forgeyard_executor.services import HostServices
 from forgeyard_executor.step_runner import StepRunner, write_scripts
 from forgeyard_host.cgroups import AttemptCgroup
 from forgeyard_host.ledger import Ledger
+from forgeyard_host.mounts import mounts_below
 from forgeyard_host.operations import DEFAULT_FILES_SIZE, SandboxPlaced, SandboxSetup
 from forgeyard_host.recovery import undo
 from forgeyard_host.uids import UidLease
@@ -194,8 +195,15 @@ class Attempt:
             bundle=compile_bundle(planned.plan, placement, machine=platform.machine()),
             filesystem=self.request.sandbox.filesystem,
             resource_limits=self.request.limits,
-            notes=(*planned.notes, *placed.notes),
+            notes=(*planned.notes, *placed.notes, *self._mount_notes()),
         )
+
+    def _mount_notes(self) -> tuple[str, ...]:
+        """A bind shows one file system: what is mounted below a path of the caller's is not there, and that is said."""
+        filesystem, source = self.request.sandbox.filesystem, self.request.workspace.source
+        approved = [path.source for path in (*filesystem.toolchains, *filesystem.allow_host_paths)]
+        below = mounts_below((*approved, *(() if source is None else (source,))))
+        return tuple(f"{point} is a file system of its own, which does not come along: it is empty" for point in below)
 
     # ---- run
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from forgeyard_host import syscalls
@@ -57,6 +60,19 @@ def _cannot_open(path: str, error: OSError) -> SandboxError:
     reason = "source_missing" if error.errno in (errno.ENOENT, errno.ENOTDIR) else "source_not_usable"
     return bad_plan(reason, f"cannot open {path}", details=describe(error))
 
+
+def mounts_below(paths: Iterable[str]) -> tuple[str, ...]:
+    """Mount points below one of `paths`, which a bind of that path does not bring along."""
+    tops = tuple(path.rstrip("/") + "/" for path in paths)
+    if not tops:
+        return ()
+    text = Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
+    points = (_OCTAL.sub(lambda match: chr(int(match[1], 8)), line.split(" ", 5)[4]) for line in text.splitlines())
+    return tuple(sorted({point for point in points if point.startswith(tops)}))
+
+
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes a blank, a tab, a newline and a backslash in a path."""
 
 FILES: Final = "files"
 """Below the tmpfs: what the runtime and the shim need on disk for as long as the attempt lives."""

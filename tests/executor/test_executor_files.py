@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,21 @@ def test_usr_local_is_an_approval_of_its_own(shared_state: Path) -> None:
     approved = (ApprovedHostPath("/usr/local", "/usr/local"),)
     _, out, _ = run(shared_state, Job(rootfs="host", steps=(step,), host_paths=approved))
     assert int(out) == len(os.listdir("/usr/local/bin"))
+
+
+@pytest.mark.parametrize("mode", [SourceMode.RO, SourceMode.COW])
+def test_a_file_system_below_the_source_is_named(shared_state: Path, tree: Path, mode: SourceMode) -> None:
+    """What is mounted below the source does not come along; a note names it, blanks in its path included."""
+    inner = tree / "a disk"
+    inner.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "inner", str(inner)], check=True)
+    try:
+        (inner / "file").write_text("of the other file system")
+        job = Job(rootfs="host", steps=(sh("ls 'a disk' | wc -l"),), source_mode=mode)
+        result, out, _ = run(shared_state, job, source=tree)
+    finally:
+        subprocess.run(["umount", str(inner)], check=True)
+    assert out.strip() == b"0"
+    assert any(f"{inner} is a file system of its own" in note for note in result.notes)
+    result, _, _ = run(shared_state, Job(rootfs="host", steps=(sh("true"),)), source=tree)
+    assert not any("file system of its own" in note for note in result.notes)
