@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -242,3 +243,27 @@ def test_create_twice_and_remove_empty(host: CgroupHost) -> None:
     host.remove_empty(os.path.dirname(path))
 
     assert not any(os.path.exists(point + host.base + os.path.dirname(path)) for point in host.hierarchies)
+
+
+def test_making_beside_executors_that_end(host: CgroupHost) -> None:
+    """Others take the empty ancestors away all the while, as executors do at their end; every group is made."""
+    base = f"/forgeyard-race-{os.getpid()}"
+    stop = threading.Event()
+
+    def take_away() -> None:
+        while not stop.is_set():
+            host.remove_empty(f"{base}/other")
+
+    takers = [threading.Thread(target=take_away) for _ in range(2)]
+    for taker in takers:
+        taker.start()
+    try:
+        for number in range(100):
+            AttemptCgroup.create(host, f"{base}/executor-{number}/attempt").remove()
+            host.remove_empty(f"{base}/executor-{number}")
+    finally:
+        stop.set()
+        for taker in takers:
+            taker.join()
+        host.remove_empty(base)
+    assert not any(os.path.exists(path) for path in host.paths(base))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -19,6 +20,7 @@ from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_model.result import Evidence, ResourceUsage
 
 _REMOVE_SECONDS: Final = 2.0
+_MAKE_TRIES: Final = 100
 _WANTED: Final = ("cpu", "cpuset", "io", "memory", "pids", "hugetlb")
 
 
@@ -129,12 +131,18 @@ class AttemptCgroup:
 
 
 def _make(directory: str) -> None:
-    try:
-        os.mkdir(directory, 0o755)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        os.makedirs(directory, 0o755, exist_ok=True)
+    """Make the group with its ancestors, of which another executor that ends may take an empty one away meanwhile."""
+    for _ in range(_MAKE_TRIES):
+        try:
+            os.mkdir(directory, 0o755)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            with contextlib.suppress(FileNotFoundError):
+                os.makedirs(directory.rpartition("/")[0], 0o755, exist_ok=True)
+        else:
+            return
+    os.mkdir(directory, 0o755)
 
 
 def _remove(path: str, deadline: float) -> str:
