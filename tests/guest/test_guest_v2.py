@@ -43,6 +43,7 @@ FILES = {
         "test_remove_takes_nested_groups_along",
         "test_remove_waits_for_the_dying",
         "test_create_twice_and_remove_empty",
+        "test_making_beside_executors_that_end",
     ),
     "tests/executor/test_executor_limits.py": (
         "test_timeout[host]",
