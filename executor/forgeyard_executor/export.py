@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from forgeyard_executor.export_tree import copy_tree
+from forgeyard_executor.export_tree import copy_path, copy_tree
 from forgeyard_executor.planning import UID_COUNT, Planned
 from forgeyard_executor.services import HostServices
 from forgeyard_executor.steps import ResolvedStep
@@ -65,7 +65,7 @@ class BundleExport:
             rootfs=str(directory / "rootfs"),
             sources={
                 **self.planned.host_sources,
-                **{bind.slot: bind.source for bind in self.planned.binds},
+                **self._binds(directory, base),
                 **_scratch(self.planned, directory, base),
                 **self._control(directory, sandbox),
                 **self._source_copy(directory, base),
@@ -79,6 +79,19 @@ class BundleExport:
         bundle = compile_bundle(self.planned.plan, placement, machine=platform.machine())
         (directory / "config.json").write_bytes(bundle.config)
         return bundle
+
+    def _binds(self, directory: Path, base: int) -> dict[str, str]:
+        """Where binds come from. What the host rootfs keeps in the state directory is copied: it may be gone later."""
+        cache = f"{self.services.paths.rootfs}/"
+        sources = {}
+        for bind in self.planned.binds:
+            sources[bind.slot] = bind.source
+            if bind.source.startswith(cache):
+                target = directory / "covers" / bind.slot
+                target.parent.mkdir(mode=0o711, exist_ok=True)
+                copy_path(Path(bind.source), target, base)
+                sources[bind.slot] = str(target)
+        return sources
 
     def _source_copy(self, directory: Path, base: int) -> dict[str, str]:
         """A source that is thrown away after a job is a copy here; others are bound as they are."""

@@ -10,6 +10,17 @@ from pathlib import Path
 from forgeyard_executor.planning import UID_COUNT
 
 
+def copy_path(source: Path, target: Path, base: int) -> None:
+    """Copy a file or a tree, with owners moved into the range that starts at `base`."""
+    if source.is_dir():
+        copy_tree(source, target, base)
+        return
+    info = source.stat()
+    shutil.copyfile(source, target)
+    os.chown(target, base + _swapped(info.st_uid, (0, 0)), base + _swapped(info.st_gid, (0, 0)))
+    target.chmod(stat.S_IMODE(info.st_mode))
+
+
 def copy_tree(
     source: Path, target: Path, base: int, *, swap: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
 ) -> None:

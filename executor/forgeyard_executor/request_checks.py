@@ -13,6 +13,7 @@ from forgeyard_executor.environment import check_text
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.job import Output, Timeouts
 from forgeyard_model.limits import ResourceLimits
+from forgeyard_model.policy import FilesystemPolicy
 from forgeyard_model.request import ExecutionRequest
 from forgeyard_model.units import MAX_SECONDS
 
@@ -35,9 +36,20 @@ def check_request(request: ExecutionRequest) -> None:
     seen: set[str] = set()
     for index, output in enumerate(request.spec.outputs):
         _check_output(f"outputs[{index}].path", output, seen)
+    _check_filesystem(request.sandbox.filesystem)
     for toolchain in request.sandbox.filesystem.toolchains:
         if ":" in toolchain.destination:
             raise InvalidRequest("destination", toolchain.destination, "a ':' would split it in PATH; leave it out")
+
+
+def _check_filesystem(policy: FilesystemPolicy) -> None:
+    """A policy of a program's own making may ask for what this version has no means for; it is not passed over."""
+    standard = FilesystemPolicy(policy.source_mode, policy.root_read_only)
+    if policy.tmp_size is not None:
+        raise InvalidRequest("tmp_size", policy.tmp_size, "is not served by this version: limit the disk instead")
+    if set(policy.writable_paths) != set(standard.writable_paths):
+        asked = ", ".join(policy.writable_paths)
+        raise InvalidRequest("writable_paths", asked, f"this version has {', '.join(standard.writable_paths)}")
 
 
 def _check_limits(limits: ResourceLimits) -> None:

@@ -41,7 +41,6 @@ MOUNT_ATTR_IDMAP: Final = 0x100000
 
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
-MS_NOEXEC: Final = 8
 MS_NOATIME: Final = 1024
 MS_PRIVATE: Final = 1 << 18
 

@@ -7,13 +7,11 @@ workspace. The skeleton is a directory named by its digest, built once per state
 from __future__ import annotations
 
 import hashlib
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from forgeyard_model.capabilities import ExecutorKind
-from forgeyard_model.errors import InvalidRequest, SandboxError, SandboxErrorKind
+from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_model.plan import RootfsBind, RootfsPlan
 from forgeyard_process_shim import hostroot_rules as rules
 from forgeyard_process_shim.hostroot_assemble import COVERS, ROOT, Skeleton, assemble, bare_skeleton, etc_names
@@ -22,7 +20,7 @@ from forgeyard_process_shim.hostroot_layout import Layout, read_layout
 from forgeyard_process_shim.hostroot_synthetic import EXTRA_WRITABLE, HOSTS, JOB_USER, RESOLV_CONF, hosts_file
 from forgeyard_process_shim.hostroot_tree import digest
 
-__all__ = ["EXTRA_WRITABLE", "HOSTS", "RESOLV_CONF", "HostRootfs", "export_rootfs", "hosts_file"]
+__all__ = ["EXTRA_WRITABLE", "HOSTS", "RESOLV_CONF", "HostRootfs", "hosts_file"]
 
 _FORMAT: Final = 1  # raise it when a skeleton is put together otherwise from the same inputs
 
@@ -113,34 +111,6 @@ class HostRootfs:
             writable=False,
             user=JOB_USER,
         )
-
-
-def export_rootfs(plan: RootfsPlan, directory: Path) -> RootfsPlan:
-    """Copy the skeleton into a plain directory, for a bundle that stands on its own.
-
-    What covers parts of a bind goes beside it, as ``<directory>-covers``.
-
-    :return: the same plan with these directories in place of the cache's.
-    :raises InvalidRequest: when one of them is there and not empty.
-    :raises SandboxError: INTERNAL when it could not be written.
-    """
-    source, target = plan.lowers[0], str(directory.absolute())
-    try:
-        for suffix in ("", COVERS):
-            place = Path(target + suffix)
-            if place.is_dir() and any(place.iterdir()):
-                raise InvalidRequest("directory", place, "is not empty: name a new or an empty one")
-            shutil.copytree(source + suffix, place, symlinks=True, dirs_exist_ok=True)
-    except OSError as error:
-        raise SandboxError(
-            SandboxErrorKind.INTERNAL, "export_failed", "the root could not be copied", details=str(error)
-        ) from error
-    covers = f"{source}{COVERS}/"
-    binds = (
-        replace(bind, source=target + bind.source[len(source) :]) if bind.source.startswith(covers) else bind
-        for bind in plan.binds
-    )
-    return replace(plan, lowers=(target,), binds=tuple(binds))
 
 
 def _host_path(host: Path, path: str) -> str:

@@ -53,6 +53,7 @@ def test_plain_runc_runs_it(
     job = Job(**root, steps=steps, user="1000")
     config = json.loads(generate(shared_state, job, state_dir / "bundle", tree))
     assert config["process"]["args"][1] == "replay"
+    assert str(shared_state) not in json.dumps(config)
     done = runc_run(require_tool("runc"), state_dir / "bundle", state_dir / "runc")
     assert done.returncode == 5, done.stderr
     lines = done.stdout.decode().split("\n")

@@ -186,3 +186,22 @@ def test_replaced_request_fields_are_checked_again(state_dir: Path) -> None:
 
     with pytest.raises(InvalidRequest, match="source"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [({"tmp_size": 1 << 20}, "tmp_size"), ({"writable_paths": ("/work/build",)}, "writable_paths")]
+)
+def test_a_policy_that_this_version_can_not_keep_is_refused(
+    state_dir: Path, change: dict[str, object], field: str
+) -> None:
+    """A part of a filesystem policy that nothing would enforce is named, not passed over."""
+
+    async def main() -> None:
+        async with Executor.open(state_dir) as executor:
+            asked = request(Job(rootfs="host", steps=(sh("true"),)))
+            filesystem = replace(asked.sandbox.filesystem, **change)  # type: ignore[arg-type]  # a table of changes
+            await executor.prepare(replace(asked, sandbox=replace(asked.sandbox, filesystem=filesystem)))
+
+    with pytest.raises(InvalidRequest, match=field):
+        asyncio.run(main())
+    assert os.listdir(state_dir / "sandboxes") == []

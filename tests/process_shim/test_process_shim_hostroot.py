@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from forgeyard_model.errors import InvalidRequest, SandboxError
+from forgeyard_model.errors import SandboxError
 from forgeyard_model.plan import RootfsBind
 from forgeyard_process_shim import hostroot_rules as rules
-from forgeyard_process_shim.hostroot import EXTRA_WRITABLE, HostRootfs, export_rootfs, hosts_file
+from forgeyard_process_shim.hostroot import EXTRA_WRITABLE, HostRootfs, hosts_file
 from forgeyard_process_shim.hostroot_rules import Refusal
 from forgeyard_process_shim.hostroot_tree import FIXED_TIME, Kind, read
 
@@ -418,19 +418,6 @@ def test_times_and_owner_are_fixed(host: Path) -> None:
     for path in (root, *root.rglob("*")):
         status = path.lstat()
         assert (status.st_mtime, status.st_uid, status.st_gid) == (FIXED_TIME, os.getuid(), os.getgid()), path
-
-
-def test_export_stands_on_its_own(host: Path, tmp_path: Path) -> None:
-    """The copy equals the skeleton, its plan refers to nothing in the cache, and it overwrites nothing."""
-    plan = built(host).plan()
-    exported = export_rootfs(plan, tmp_path / "out")
-
-    assert dict(read(tmp_path / "out")) == dict(read(Path(plan.lowers[0])))
-    assert not any(plan.lowers[0] in text for text in (*exported.lowers, *(b.source for b in exported.binds)))
-    assert RootfsBind(f"{tmp_path}/out-covers/usr/local", "/usr/local") in exported.binds
-    assert exported.identity == plan.identity
-    with pytest.raises(InvalidRequest, match="not empty"):
-        export_rootfs(plan, tmp_path / "out")
 
 
 def test_hosts_file_names_the_sandbox() -> None:

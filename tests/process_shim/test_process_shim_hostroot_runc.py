@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from forgeyard_model.plan import RootfsPlan
-from forgeyard_process_shim.hostroot import EXTRA_WRITABLE, HOSTS, HostRootfs, export_rootfs, hosts_file
+from forgeyard_process_shim.hostroot import EXTRA_WRITABLE, HOSTS, HostRootfs, hosts_file
 
 pytestmark = [pytest.mark.kernel, pytest.mark.skipif(os.getuid() != 0, reason="mounts and runc need root")]
 
@@ -258,10 +258,3 @@ def test_works_in_a_user_namespace(box: Box) -> None:
     done = box.run("id -un; echo x > /work/build/x; awk 1 /work/build/x", userns=True)
 
     assert (done.returncode, done.stdout.split()) == (0, ["forgeyard", "x"]), done.stderr
-
-
-def test_exported_root_runs(box: Box) -> None:
-    """A root that was exported for a plain bundle runs as the cached one does."""
-    exported = Box(export_rootfs(box.plan, box.base / "exported"), box.base)
-
-    assert ok(exported, "id -un; ls -A /usr/local") == "forgeyard"
