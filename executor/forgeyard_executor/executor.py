@@ -217,10 +217,8 @@ class Executor:
         :param deadline: an absolute end, with a time zone, that caps the job's own timeout.
         """
         context = AttemptContext(attempt_id or f"local-{SandboxId.mint()}", deadline=deadline)
-        workspace = PreparedWorkspace(None if source is None else str(source), None if output is None else str(output))
-        configured = configured_job(job, self._config)
-        request = request_from_job(configured.job, context=context, workspace=workspace)
-        execution = await self.start(await self._prepare_configured(request, configured.lowered))
+        request, lowered = self._requested(job, context, source, output)
+        execution = await self.start(await self._prepare_configured(request, lowered))
         try:
             yield execution
         finally:
@@ -244,11 +242,9 @@ class Executor:
 
         :raises ForgeyardError: as `prepare`; the directory is then left as it was.
         """
-        workspace = PreparedWorkspace(None if source is None else str(source))
-        configured = configured_job(job, self._config)
-        request = request_from_job(configured.job, context=AttemptContext("bundle"), workspace=workspace)
+        request, lowered = self._requested(job, AttemptContext("bundle"), source)
         request = self._canonical(request)
-        isolation = explain(request, self._facts(None, configured.lowered)).chosen().isolation
+        isolation = explain(request, self._facts(None, lowered)).chosen().isolation
         network = attach(request.network)
 
         def export() -> Bundle:
@@ -264,12 +260,18 @@ class Executor:
 
         :raises InvalidRequest: for a value that no host could use.
         """
-        workspace = PreparedWorkspace(None if source is None else str(source))
-        configured = configured_job(job, self._config)
-        request = request_from_job(configured.job, context=AttemptContext("plan"), workspace=workspace)
+        request, lowered = self._requested(job, AttemptContext("plan"), source)
         request = self._canonical(request)
-        facts = self._facts(await self.capabilities(), configured.lowered)
+        facts = self._facts(await self.capabilities(), lowered)
         return await self._services.in_pool(lambda: report_of(request, facts, self._plan))
+
+    def _requested(
+        self, job: Job, context: AttemptContext, source: str | Path | None, output: str | Path | None = None
+    ) -> tuple[ExecutionRequest, Mapping[str, float | None]]:
+        """`job` under this executor's configuration, and the profile defaults that its maximum cut down."""
+        workspace = PreparedWorkspace(None if source is None else str(source), None if output is None else str(output))
+        configured = configured_job(job, self._config)
+        return request_from_job(configured.job, context=context, workspace=workspace), configured.lowered
 
     def _canonical(self, request: ExecutionRequest) -> ExecutionRequest:
         return canonical_image(canonical_request(request, self._services.paths.root), self._config)

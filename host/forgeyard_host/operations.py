@@ -6,7 +6,6 @@ The requests carry names and numbers only. Whether they hold is checked by Host,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -111,7 +110,3 @@ class SandboxPlaced:
     scratch: str
     files: str
     user_namespace: UserNamespace | None = None
-
-    def open_scratch(self) -> int:
-        """A new O_PATH fd of the writable layer, to collect from; the caller closes it before teardown."""
-        return os.open(self.scratch, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -15,20 +15,12 @@ from typing import Any
 import build
 import pytest
 import trees
+from build import Entry, folder, hardlink, symlink, whiteout
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forgeyard_model.errors import ForgeyardError, SandboxError
 from forgeyard_oci.unpack_limits import UnpackLimits
-
-Entry, folder, symlink, hardlink, whiteout, opaque = (
-    build.Entry,
-    build.folder,
-    build.symlink,
-    build.hardlink,
-    build.whiteout,
-    build.opaque,
-)
 
 pytestmark = pytest.mark.kernel
 

@@ -9,21 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import build
 import pytest
 import trees
+from build import Entry, folder, hardlink, opaque, symlink, whiteout
 
 from forgeyard_model.errors import SandboxError
 from forgeyard_oci.unpack_limits import UnpackLimits
-
-Entry, folder, symlink, hardlink, whiteout, opaque = (
-    build.Entry,
-    build.folder,
-    build.symlink,
-    build.hardlink,
-    build.whiteout,
-    build.opaque,
-)
 
 pytestmark = pytest.mark.kernel
 
