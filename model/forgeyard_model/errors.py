@@ -124,8 +124,8 @@ class InvalidRequest(ForgeyardError):  # noqa: N818  it reads as what it is: the
             shown = f"a {type(value).__name__} too long to show"
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         # repr keeps control characters and newlines of hostile input out of a one-line message.
-        # A variable's name is part of its field, and may be anything as well.
-        named = field if field.isprintable() and len(field) <= 120 else repr(field[:120])
+        # A variable's name or a path is part of its field, and may be anything as well.
+        named = field if field.isprintable() and len(field) <= 300 else repr(field[:300])
         super().__init__(f"{named} {shown!r}: {cure}")
         self.field = field
         self.value = shown

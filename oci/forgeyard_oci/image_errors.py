@@ -39,6 +39,16 @@ def unsupported(reason: str, brief: str, *, details: str = "", resolution: str =
     return ExecutorError(ExecutorErrorKind.UNSUPPORTED, reason, brief, details=details, resolution=resolution)
 
 
+def registry_blocked(name: str, prefix: str, origin: str) -> SandboxError:
+    """A registry or a part of one that this host's registries.conf forbids."""
+    return refused(
+        "registry_blocked",
+        f"images of {prefix} are blocked on this host",
+        details=f"{name}, by {origin}",
+        resolution="use an image from elsewhere, or have the block removed there",
+    )
+
+
 def host_failure(error: OSError, doing: str, path: str) -> ExecutorError:
     """A system call that failed for the host's reasons: a full disk is named as that."""
     if error.errno in _NO_SPACE:

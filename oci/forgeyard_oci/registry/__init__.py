@@ -1,0 +1,1 @@
+"""Images from registries: settings, authentication, transfers (OCI distribution spec 1.1)."""
