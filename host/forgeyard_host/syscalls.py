@@ -29,6 +29,7 @@ RESOLVE_NO_XDEV: Final = 0x01
 RESOLVE_NO_MAGICLINKS: Final = 0x02
 RESOLVE_NO_SYMLINKS: Final = 0x04
 RESOLVE_BENEATH: Final = 0x08
+RESOLVE_IN_ROOT: Final = 0x10
 
 OPEN_TREE_CLONE: Final = 1
 MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
@@ -156,9 +157,21 @@ def umount(target: str) -> None:
     _checked(_LIBC.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW), target)
 
 
+def reserve(fd: int, size: int, shown: str) -> None:
+    """Set `size` bytes of the disk aside for a file (fallocate(2)). Unlike posix_fallocate(3) it never writes zeros:
+    a filesystem that can't do it says EOPNOTSUPP."""
+    result = _LIBC.fallocate(ctypes.c_int(fd), ctypes.c_int(0), ctypes.c_int64(0), ctypes.c_int64(size))
+    _checked(result, shown)
+
+
 def project_quota_format(fd: int, shown: str) -> int:
     """The format of the project quota on the filesystem of `fd` (quotactl_fd(2), Q_GETFMT); an error when it is off."""
     command = 0x800004 << 8 | 2  # Q_GETFMT of PRJQUOTA
     answer = ctypes.c_uint32()
     _checked(_LIBC.syscall(_int(_QUOTACTL_FD), _int(fd), _int(command), _int(0), ctypes.byref(answer)), shown)
     return answer.value
+
+
+def syncfs(fd: int, shown: str) -> None:
+    """Write everything that the filesystem of `fd` has in memory to its disk, and wait for it (syncfs(2))."""
+    _checked(_LIBC.syncfs(fd), shown)

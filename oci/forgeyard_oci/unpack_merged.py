@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -18,6 +18,7 @@ OPAQUE: Final = "trusted.overlay.opaque"
 MAX_LINKS: Final = 40
 """Symbolic links followed for one path, the kernel's own limit."""
 _MAX_STEPS: Final = 1024
+_Folder = tuple[int, int]  # a tree's place in the list, and a directory of it
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
@@ -64,23 +65,54 @@ class Found:
         self.close()
 
 
-class MergedTree:
-    """The view of `trees`, topmost first. Holds no descriptor between calls."""
+IsOpaque = Callable[[int, int, Sequence[str]], bool]
+"""Of a tree's place in the list, an open directory and its path in the tree: does it hide those of lower layers?"""
 
-    def __init__(self, trees: Sequence[str]) -> None:
-        self.trees = tuple(trees)
+
+class MergedTree:
+    """The view of `trees`, topmost first. Holds no descriptor of its own between calls.
+
+    :param trees: paths, or descriptors that stay the caller's.
+    :param opaque: who is asked about a directory's mark, for a process that may not read it.
+    """
+
+    def __init__(self, trees: Sequence[str] | Sequence[int], opaque: IsOpaque | None = None) -> None:
+        self.trees: tuple[str | int, ...] = tuple(trees)
+        self._opaque = opaque or (lambda _tree, fd, _parts: is_opaque(fd))
 
     def lookup(self, parts: Sequence[str]) -> Found | None:
         """The node at `parts`, with no link followed anywhere: a link in the middle means nothing is there."""
+        if not self.trees:
+            return None
         folders = _open_all(self.trees)
         try:
-            for name in parts[:-1]:
+            for depth, name in enumerate(parts[:-1]):
                 # One level is open at a time: deep trees in 500 layers must not use up the process's descriptors.
-                above, folders = folders, _enter(folders, name)
+                above, folders = folders, self._enter(folders, name, parts[: depth + 1])
                 _close_all(above)
             return _find(folders, parts[-1])
         finally:
             _close_all(folders)
+
+    def _enter(self, folders: Sequence[_Folder], name: str, parts: Sequence[str]) -> list[_Folder]:
+        """The directories that make up `name` in a merged directory, topmost first."""
+        inner: list[_Folder] = []
+        try:
+            for tree, folder in folders:
+                status = _status(folder, name)
+                if status is None:
+                    continue
+                if not stat.S_ISDIR(status.st_mode):
+                    break
+                fd = os.open(name, DIR_FLAGS, dir_fd=folder)
+                inner.append((tree, fd))
+                # Below the last one there is nothing to hide.
+                if tree != folders[-1][0] and self._opaque(tree, fd, parts):
+                    break
+        except BaseException:
+            _close_all(inner)
+            raise
+        return inner
 
     def read_file(self, path: str, limit: int) -> bytes | None:
         """Up to `limit` bytes of a regular file, links followed inside the view; None where there is none."""
@@ -121,31 +153,12 @@ class MergedTree:
         return None
 
 
-def _find(folders: Sequence[int], name: str) -> Found | None:
-    for folder in folders:
+def _find(folders: Sequence[_Folder], name: str) -> Found | None:
+    for _, folder in folders:
         status = _status(folder, name)
         if status is not None:
             return None if is_whiteout(status) else Found(os.dup(folder), name, status)
     return None
-
-
-def _enter(folders: Sequence[int], name: str) -> list[int]:
-    """The directories that make up `name` in a merged directory, topmost first."""
-    inner: list[int] = []
-    try:
-        for folder in folders:
-            status = _status(folder, name)
-            if status is None:
-                continue
-            if not stat.S_ISDIR(status.st_mode):
-                break
-            inner.append(os.open(name, DIR_FLAGS, dir_fd=folder))
-            if is_opaque(inner[-1]):
-                break
-    except OSError:
-        _close_all(inner)
-        raise
-    return inner
 
 
 def _status(folder: int, name: str) -> os.stat_result | None:
@@ -157,16 +170,18 @@ def _status(folder: int, name: str) -> os.stat_result | None:
         raise
 
 
-def _open_all(paths: Sequence[str]) -> list[int]:
-    opened: list[int] = []
+def _open_all(trees: Sequence[str | int]) -> list[_Folder]:
+    opened: list[_Folder] = []
     try:
-        opened.extend(os.open(path, DIR_FLAGS) for path in paths)
+        for number, tree in enumerate(trees):
+            fd = os.open(tree, DIR_FLAGS) if isinstance(tree, str) else os.open(".", DIR_FLAGS, dir_fd=tree)
+            opened.append((number, fd))
     except OSError:
         _close_all(opened)
         raise
     return opened
 
 
-def _close_all(folders: Sequence[int]) -> None:
-    for folder in folders:
-        os.close(folder)
+def _close_all(folders: Sequence[_Folder]) -> None:
+    for _, fd in folders:
+        os.close(fd)

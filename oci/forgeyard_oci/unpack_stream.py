@@ -4,49 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from forgeyard_model.errors import SandboxError
-from forgeyard_oci.image_errors import refused, unsupported
+from forgeyard_oci.image_errors import refused
+from forgeyard_oci.unpack_ahead import ReadAhead
+from forgeyard_oci.unpack_decode import BLOCK, CHUNK, check_magic, decoder, layer_compression
 from forgeyard_oci.unpack_limits import UnpackLimits
 
-_CHUNK: Final = 256 << 10
-_BLOCK: Final = 1 << 20
-_GZIP_WINDOW: Final = 31  # zlib: 15 bits of window, +16 for the gzip wrapper
-_MAGIC: Final = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
-_PREFIXES: Final = (
-    "application/vnd.oci.image.layer.v1.tar",
-    "application/vnd.oci.image.layer.nondistributable.v1.tar",
-    "application/vnd.docker.image.rootfs.diff.tar",
-    "application/vnd.docker.image.rootfs.foreign.diff.tar",
-)
+__all__ = ["LayerStream", "layer_compression"]
 
-
-def layer_compression(media_type: str) -> str:
-    """ "gzip" or "" for a layer's media type, as the registry or layout names it.
-
-    :raises ExecutorError: UNSUPPORTED, for zstd and for what is no tar layer.
-    """
-    for prefix in _PREFIXES:
-        rest = media_type.removeprefix(prefix)
-        if rest == media_type:
-            continue
-        if rest in ("", "+gzip", ".gzip"):
-            return rest[1:]
-        if rest in ("+zstd", ".zstd"):
-            raise _zstd(media_type)
-    raise unsupported("layer_type", f"unsupported layer: {media_type[:100] or 'no media type'}")
-
-
-def _zstd(details: str) -> Exception:
-    return unsupported(
-        "layer_type",
-        "layers compressed with zstd can't be read by this version",
-        details=details,
-        resolution="rebuild or copy the image with gzip layers",
-    )
+_SMALL: Final = 128 << 10
+"""Blobs up to this size, in bytes, are not worth a thread."""
 
 
 class LayerStream:
@@ -54,6 +23,7 @@ class LayerStream:
 
     :param fd: the blob; stays the caller's.
     :param digest: of the blob, `diff_id`: of the tar, both ``sha256:…``. size: bytes of the blob.
+    :ivar expanded: bytes of the tar so far; may run ahead of what was taken.
     """
 
     def __init__(self, fd: int, *, media_type: str, digest: str, size: int, diff_id: str, limits: UnpackLimits) -> None:
@@ -62,15 +32,16 @@ class LayerStream:
         self._blob_hash = hashlib.sha256()
         # A plain tar is its own blob: one hash does for both.
         self._diff_hash = hashlib.sha256() if self._compression else self._blob_hash
-        self._raw = 0
-        self._blocks = self._gunzip() if self._compression == "gzip" else self._chunks()
+        self._raw = self.expanded = 0
+        blocks = self._bounded(decoder(self._compression)(self._chunks(), digest))
+        self._ahead = ReadAhead(blocks) if size > _SMALL else None
+        self._blocks: Iterator[bytes] = self._ahead or blocks
         self._block = memoryview(b"")
-        self.expanded = 0
 
     def take(self, most: int) -> memoryview:
         """The next bytes, at most `most`, without a copy; empty at the end."""
         if not self._block:
-            self._block = self._next_block()
+            self._block = memoryview(next(self._blocks, b""))
         piece, self._block = self._block[:most], self._block[most:]
         return piece
 
@@ -91,7 +62,7 @@ class LayerStream:
 
         :raises SandboxError: truncated, or not the bytes that manifest and config name.
         """
-        while self.take(_BLOCK):
+        while self.take(BLOCK):
             pass
         self.check_blob()
         if (actual := f"sha256:{self._diff_hash.hexdigest()}") != self._diff_id:
@@ -108,7 +79,8 @@ class LayerStream:
 
         :raises SandboxError: truncated, or other bytes than the manifest names.
         """
-        while chunk := os.read(self._fd, _CHUNK):
+        self.close()
+        while chunk := os.read(self._fd, CHUNK):
             self._raw += len(chunk)
             self._blob_hash.update(chunk)
         if self._raw != self._size:
@@ -118,62 +90,28 @@ class LayerStream:
                 "digest_mismatch", f"layer {self._digest} has other contents", details=f"they hash to {actual}"
             )
 
-    def _next_block(self) -> memoryview:
-        block = next(self._blocks, b"")
-        if self._diff_hash is not self._blob_hash:
-            self._diff_hash.update(block)
-        self.expanded += len(block)
-        if self.expanded > self._limits.expanded:
-            raise refused("layer_too_large", f"layer {self._digest} expands beyond {self._limits.expanded} bytes")
-        if self.expanded > self._limits.ratio_from and self.expanded > self._raw * self._limits.ratio:
-            raise refused("layer_bomb", f"layer {self._digest} expands more than {self._limits.ratio} times")
-        return memoryview(block)
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _bounded(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        limits = self._limits
+        for block in blocks:
+            self.expanded += len(block)
+            if self.expanded > limits.expanded:
+                raise refused("layer_too_large", f"layer {self._digest} expands beyond {limits.expanded} bytes")
+            if self.expanded > limits.ratio_from and self.expanded > self._raw * limits.ratio:
+                raise refused("layer_bomb", f"layer {self._digest} expands more than {limits.ratio} times")
+            if self._diff_hash is not self._blob_hash:
+                self._diff_hash.update(block)
+            yield block
 
     def _chunks(self) -> Iterator[bytes]:
-        while chunk := os.read(self._fd, _CHUNK):
+        while chunk := os.read(self._fd, CHUNK):
             first = not self._raw
             self._raw += len(chunk)
             self._blob_hash.update(chunk)
             if first:
-                self._check_magic(chunk)
+                check_magic(chunk, self._compression, self._digest)
             yield chunk
-
-    def _check_magic(self, chunk: bytes) -> None:
-        actual = next((name for name, magic in _MAGIC.items() if chunk.startswith(magic)), "")
-        if actual != self._compression:
-            words = {"": "a plain tar", "gzip": "gzip", "zstd": "zstd"}
-            raise refused(
-                "layer_type",
-                f"layer {self._digest} is labelled {words[self._compression]} but is {words[actual]}",
-                resolution="rebuild the image",
-            )
-
-    def _gunzip(self) -> Iterator[bytes]:
-        """Members one after another, as gzip files may have them; zero padding at the end is taken, garbage is not."""
-        decoder = zlib.decompressobj(_GZIP_WINDOW)
-        whole = False
-        for chunk in self._chunks():
-            data, full = chunk, False
-            while data or full:
-                if whole:
-                    data = data.lstrip(b"\0")
-                    if not data:
-                        break
-                    decoder, whole = zlib.decompressobj(_GZIP_WINDOW), False
-                out = self._inflate(decoder, data)
-                full = len(out) == _BLOCK and not decoder.eof
-                whole = decoder.eof
-                data = decoder.unused_data if whole else decoder.unconsumed_tail
-                if out:
-                    yield out
-        if not whole:
-            raise self._broken("it ends in the middle")
-
-    def _inflate(self, decoder: zlib._Decompress, data: bytes) -> bytes:
-        try:
-            return decoder.decompress(data, _BLOCK)
-        except zlib.error as error:
-            raise self._broken(str(error)) from error
-
-    def _broken(self, details: str) -> SandboxError:
-        return refused("bad_compression", f"layer {self._digest} is not whole gzip data", details=details)

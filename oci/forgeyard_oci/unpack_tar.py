@@ -19,6 +19,7 @@ from forgeyard_oci.unpack_stream import LayerStream
 
 BLOCK: Final = 512
 _ZERO: Final = bytes(BLOCK)
+_ENDS: Final = b"\0 "  # what follows the digits of a number, nearly always
 _MAX_TIME: Final = 1 << 62  # nanoseconds; beyond what filesystems keep, far from overflow
 _XATTR: Final = "SCHILY.xattr."
 
@@ -237,6 +238,11 @@ def number(text: bytes) -> int:
 
     :raises SandboxError: for anything else.
     """
+    if text[:-1].isdigit() and text[-1] in _ENDS:
+        try:
+            return int(text[:-1], 8)
+        except ValueError:  # an 8 or a 9
+            pass
     if text[:1] and text[0] & 0x80:
         value = int.from_bytes(bytes([text[0] & 0x7F]) + text[1:], "big")
         return value - (1 << (8 * len(text) - 1)) if text[0] & 0x40 else value

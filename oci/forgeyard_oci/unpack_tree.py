@@ -10,16 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from forgeyard_oci.image_errors import refused_entry
-from forgeyard_oci.unpack_merged import DIR_FLAGS, MAX_LINKS, OPAQUE, MergedTree
+from forgeyard_oci.tree_records import keeps_xattr
+from forgeyard_oci.unpack_merged import DIR_FLAGS, MAX_LINKS, MergedTree
 
 Parts = tuple[str, ...]
 
-_MAX_OPEN: Final = 256
+_MAX_OPEN: Final = 512
 _MAX_STEPS: Final = 1024
 _DEFAULT_MODE: Final = 0o755
 MAX_DEPTH: Final = 255
@@ -41,10 +42,14 @@ class LayerTree:
     :param lowers: the layers below it, merged.
     :ivar used_lowers: something depended on the layers below, so the tree fits this chain alone.
     :ivar times: mtimes of directories in nanoseconds; set last, since filling a directory changes its own.
+    :ivar nodes: how many files, directories and links there should be now, without the root.
+    :param beat: called now and then during long work.
     """
 
-    def __init__(self, root: int, lowers: MergedTree) -> None:
+    def __init__(self, root: int, lowers: MergedTree, beat: Callable[[], None] = lambda: None) -> None:
         self.root = Place(root, ())
+        self.nodes = 0
+        self._beat = beat
         self.lowers = lowers
         self.used_lowers = False
         self.times: dict[Parts, int] = {(): 0}
@@ -67,41 +72,54 @@ class LayerTree:
         """The layer hides every layer below it. An overlay does not look for this mark on a lower's root."""
         return () in self._hidden
 
-    def finish(self) -> None:
-        """Make the whiteouts, set the times of directories, close."""
+    def finish(self) -> list[Parts]:
+        """Make the whiteouts, set the times of directories, close.
+
+        :returns: the directories that hide those of lower layers. Their mark takes a privilege that the process that
+            reads a layer does not have, so it is the caller's to set.
+        """
         self.close()
-        for parts in sorted(self._hidden):
-            self._make_whiteout(parts)
-        for parts, nanoseconds in self.times.items():
+        opaque = [parts for parts in sorted(self._hidden) if self._is_opaque(parts)]
+        for count, (parts, nanoseconds) in enumerate(self.times.items()):
             try:
                 os.utime(self._known(parts).fd, ns=(nanoseconds, nanoseconds))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # made, then replaced by a later entry
             self._bound_open()
+            if count % 1024 == 0:
+                self._beat()
         self.close()
+        return opaque
 
     def _bound_open(self) -> None:
         if len(self._open) > _MAX_OPEN:
             self.close()
 
-    def _make_whiteout(self, parts: Parts) -> None:
-        """Hide `parts` of the lower layers, if this layer puts nothing there and a lower one does.
+    def _is_opaque(self, parts: Parts) -> bool:
+        """Hide `parts` of the lower layers: True when a directory stands there and has to be marked.
 
-        Not otherwise: in a directory that merges with none below, an overlay lists the whiteout as a broken name.
+        Where nothing stands, a whiteout is made if a lower layer has something there. Not otherwise: in a directory
+        that merges with none below, an overlay lists the whiteout as a broken name.
         """
-        if not parts or self.hides(parts[:-1]):
-            return
+        self._beat()
+        if not parts:
+            return True
         self._bound_open()
         try:
             place = self._known(parts[:-1])
         except (FileNotFoundError, NotADirectoryError):
-            return  # a later entry put something else in its parent's place
-        if _lstat(place.fd, parts[-1]) is not None:
-            return
+            return False  # a later entry put something else in its parent's place
+        status = _lstat(place.fd, parts[-1])
+        if status is not None:
+            return stat.S_ISDIR(status.st_mode)
+        if self.hides(parts[:-1]):
+            return False
         self.used_lowers = True
         if (found := self.lowers.lookup(parts)) is not None:
             found.close()
             os.mknod(parts[-1], stat.S_IFCHR, os.makedev(0, 0), dir_fd=place.fd)
+            self.nodes += 1
+        return False
 
     def parent(self, parts: Parts, name: str) -> Place:
         """The directory that holds `parts`, made if the layer has left it out. Call once, first, for each entry.
@@ -112,6 +130,9 @@ class LayerTree:
         if self._stale or len(self._open) > _MAX_OPEN:
             self.close()
         above = parts[:-1]
+        # Open directories are kept by where they really are, so no component of such a path is a link.
+        if (known := self._open.get(above)) is not None:
+            return known
         if self._last[0] != above:
             self._last = (above, self.resolve(above, name))
         return self._last[1]
@@ -155,7 +176,6 @@ class LayerTree:
     def hide_below(self, place: Place) -> None:
         """Make a directory opaque: the layers below show nothing in it."""
         self._hidden.add(place.parts)
-        os.setxattr(place.fd, OPAQUE, b"y")
         for parts in [p for p in self._implied if len(p) > len(place.parts) and p[: len(place.parts)] == place.parts]:
             self._reset_implied(parts)
 
@@ -178,9 +198,10 @@ class LayerTree:
         # Descriptors and paths of what goes away must not be used for the next entry.
         self._stale = True
         if stat.S_ISDIR(status.st_mode):
-            remove_tree(place.fd, name)
+            self.nodes -= remove_tree(place.fd, name)
         else:
             os.unlink(name, dir_fd=place.fd)
+            self.nodes -= 1
 
     def hides(self, parts: Parts) -> bool:
         """Whether the layer cut `parts` off from the layers below."""
@@ -238,12 +259,11 @@ class LayerTree:
 
     def _mkdir(self, place: Place, name: str) -> Place:
         os.mkdir(name, 0o700, dir_fd=place.fd)
+        self.nodes += 1
         below = self._opened(place, name)
         os.fchown(below.fd, 0, 0)
         os.fchmod(below.fd, _DEFAULT_MODE)
         self.times[below.parts] = 0
-        if below.parts in self._hidden:
-            os.setxattr(below.fd, OPAQUE, b"y")
         return below
 
     def _reset_implied(self, parts: Parts) -> None:
@@ -259,23 +279,23 @@ class LayerTree:
         self.times[parts] = 0
 
 
-def copy_metadata(source: int, target: int, status: os.stat_result) -> None:
-    """Owner, mode, kept xattrs and times, in the order in which none undoes another."""
+def copy_metadata(source: int, target: int, status: os.stat_result) -> bool:
+    """Owner, mode, kept xattrs and times, in the order in which none undoes another. Whether there were xattrs."""
     os.fchown(target, status.st_uid, status.st_gid)
     os.fchmod(target, stat.S_IMODE(status.st_mode))
-    for name in os.listxattr(source):
-        if keeps_xattr(name):
-            os.setxattr(target, name, os.getxattr(source, name))
+    kept = [name for name in os.listxattr(source) if keeps_xattr(name)]
+    for name in kept:
+        os.setxattr(target, name, os.getxattr(source, name))
     os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    return bool(kept)
 
 
-def keeps_xattr(name: str) -> bool:
-    """user.* and file capabilities. Labels, and overlayfs's own marks, never come from an image."""
-    return name == "security.capability" or (name.startswith("user.") and not name.startswith("user.overlay."))
+def remove_tree(parent: int, name: str) -> int:
+    """Remove a directory by descriptor, depth first; each level is open while it is emptied, and depth is bounded.
 
-
-def remove_tree(parent: int, name: str) -> None:
-    """Remove a directory by descriptor, depth first; each level is open while it is emptied, and depth is bounded."""
+    :returns: how many nodes went, the directory among them.
+    """
+    gone = 1
     fd = os.open(name, DIR_FLAGS, dir_fd=parent)
     try:
         with os.scandir(fd) as children:
@@ -283,11 +303,13 @@ def remove_tree(parent: int, name: str) -> None:
         for child in names:
             try:
                 os.unlink(child, dir_fd=fd)
+                gone += 1
             except IsADirectoryError:
-                remove_tree(fd, child)
+                gone += remove_tree(fd, child)
     finally:
         os.close(fd)
     os.rmdir(name, dir_fd=parent)
+    return gone
 
 
 def _lstat(fd: int, name: str) -> os.stat_result | None:

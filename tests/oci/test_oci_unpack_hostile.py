@@ -194,8 +194,8 @@ def test_sparse_holes_count(tmp_path: Path) -> None:
     ("blob", "why"),
     [
         (lambda layer: gzip.compress(layer)[:-100], "ends in the middle"),
-        (lambda layer: gzip.compress(layer)[:-8] + b"\0" * 8, "incorrect"),
-        (lambda layer: gzip.compress(layer) + b"garbage", "incorrect header"),
+        (lambda layer: gzip.compress(layer)[:-8] + b"\0" * 8, "is not whole gzip data"),
+        (lambda layer: gzip.compress(layer) + b"garbage", "is not whole gzip data"),
         (lambda layer: layer, "labelled gzip but is a plain tar"),
         (lambda layer: b"\x28\xb5\x2f\xfd" + layer, "labelled gzip but is zstd"),
         (lambda layer: b"", "ends in the middle"),

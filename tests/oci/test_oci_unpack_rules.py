@@ -334,3 +334,61 @@ def test_bounds_are_named(tmp_path: Path) -> None:
         trees.unpack([Entry(f"f{n}") for n in range(4)], tmp_path / "a", limits=UnpackLimits(entries=3))
     with pytest.raises(SandboxError, match="beyond 100000 bytes"):
         trees.unpack([Entry("big", b"x" * 200_000)], tmp_path / "b", limits=UnpackLimits(expanded=100_000))
+
+
+def test_dropped_xattrs_are_named(tmp_path: Path) -> None:
+    """The report says which names were dropped, each once, and counts all."""
+    label = {"SCHILY.xattr.security.selinux": "x", "SCHILY.xattr.trusted.overlay.redirect": "y"}
+    report = trees.unpack([Entry("a", pax=label), Entry("b", pax=label)], tmp_path / "t")
+    assert report.dropped_xattrs == 4
+    assert set(report.dropped_names) == {"security.selinux", "trusted.overlay.redirect"}
+    assert os.listxattr(tmp_path / "t/a") == []
+
+
+def test_what_is_in_the_tree_is_counted(tmp_path: Path) -> None:
+    """Nodes are counted through replacement and removal: the number is that of the walk afterwards."""
+    lower = [folder("d"), Entry("d/x"), Entry("w")]
+    upper = [
+        *(Entry("f", b"1"), Entry("f", b"2"), hardlink("g", "f"), symlink("g", "f"), folder("h"), Entry("h/1")),
+        *(
+            folder("h/2"),
+            Entry("h/2/3"),
+            Entry("h"),
+            whiteout("w"),
+            hardlink("x", "d/x"),
+            folder("h"),
+            Entry("h/a/b/c"),
+        ),
+    ]
+    trees.unpack(lower, tmp_path / "low")
+    report = trees.unpack(upper, tmp_path / "up", [tmp_path / "low"])
+    assert report.nodes == len(trees.describe(tmp_path / "up"))
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "etc/passwd", "./etc//passwd", "l/passwd", "/l/passwd", "up/passwd"])
+def test_hard_link_names_resolve_in_the_image(tmp_path: Path, target: str) -> None:
+    """Field case C52: absolute targets, and targets by way of links, are the image's own files, never the host's."""
+    entries = [
+        folder("etc"),
+        Entry("etc/passwd", b"image's"),
+        symlink("l", "/etc"),
+        folder("a"),
+        symlink("up", "a/../etc"),
+    ]
+    trees.unpack([*entries, hardlink("new/parent/x", target)], tmp_path / "t")
+    assert os.stat(tmp_path / "t/new/parent/x").st_ino == os.stat(tmp_path / "t/etc/passwd").st_ino
+    assert (tmp_path / "t/new/parent/x").read_bytes() == b"image's"
+
+
+@pytest.mark.parametrize("target", ["../../etc/passwd", "/../etc/passwd", "out/passwd"])
+def test_hard_links_that_lead_out(tmp_path: Path, target: str) -> None:
+    """A target above the root is refused, written out or by way of a link."""
+    with pytest.raises(SandboxError) as caught:
+        trees.unpack([symlink("out", "../../../../etc"), hardlink("x", target)], tmp_path / "t")
+    assert caught.value.reason == "escape"
+
+
+def test_a_whiteout_through_a_link(tmp_path: Path) -> None:
+    """A whiteout whose parent is a link hides what the link leads to in the image, as a file there would land there."""
+    layers = stack(tmp_path, [folder("usr"), Entry("usr/x"), symlink("l", "/usr")], [whiteout("l/x")])
+    assert trees.overlay_names(layers, tmp_path) == {"l": "-> /usr", "usr": "dir"}

@@ -179,3 +179,38 @@ def test_an_empty_layer(tmp_path: Path) -> None:
     trees.unpack_bytes(bytes(1024), tmp_path / "a")
     trees.unpack_bytes(b"", tmp_path / "b")
     assert trees.describe(tmp_path / "a") == trees.describe(tmp_path / "b") == {}
+
+
+def _sized(name: str, size: int) -> bytes:
+    """A header of a file of `size` bytes, in base 256 where octal can't hold it, without the data."""
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("size", [(2 << 30) + 1, (8 << 30) - 1, 8 << 30, (8 << 30) + 1, 1 << 62])
+def test_large_sizes(tmp_path: Path, size: int) -> None:
+    """Sizes beyond 2 and 8 GiB are read as what they are: missing data is noticed, and bounds count them."""
+    with pytest.raises(SandboxError) as caught:
+        trees.unpack_bytes(_sized("big", size), tmp_path / "t", limits=UnpackLimits(expanded=1 << 63))
+    assert (caught.value.reason, caught.value.details) == ("bad_tar", "it ends within a file")
+    with pytest.raises(SandboxError, match="'big' takes the layer beyond") as caught:
+        trees.unpack_bytes(_sized("big", size), tmp_path / "u", limits=UnpackLimits(expanded=size - 1))
+    assert caught.value.reason == "layer_too_large"
+
+
+def test_negative_sizes_are_refused(tmp_path: Path) -> None:
+    """A size below zero would move the reader backwards."""
+    header = bytearray(_sized("x", 8 << 30))
+    header[124:136] = b"\xff" * 12
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    with pytest.raises(SandboxError, match="negative size"):
+        trees.unpack_bytes(bytes(header), tmp_path / "t")
+
+
+def test_one_entry_and_none_of_length(tmp_path: Path) -> None:
+    """A layer of one empty file."""
+    report = trees.unpack([build.Entry("only")], tmp_path / "t")
+    assert (report.entries, report.nodes, report.bytes) == (1, 1, 0)
+    assert trees.describe(tmp_path / "t") == {"only": "file 644 0:0 b''"}
