@@ -1,4 +1,4 @@
-"""Fixtures shared by every area: a state directory, a check for leaks, and what happens without root or a tool.
+"""Fixtures shared by every area: a state directory, a check for leaks, images and a registry.
 
 Under ``CI=true`` a missing tool, or missing root, is a failure; elsewhere it is a skip that the summary shows.
 """
@@ -13,14 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from build import busybox_layout
 
 from forgeyard_process_shim.hostroot import HostRootfs
 
+if TYPE_CHECKING:
+    from docker_registry import Registry
+
 LEAK_WAIT = 5.0
 """Seconds that what a test started may take to go away: the kernel frees namespaces and cgroups in its own time."""
+
+IMAGE_TIME = 600
+"""Seconds that a test may take which may have to build its image first: the default is for tests alone."""
+_REGISTRY = pytest.StashKey["RegistryProcess"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +59,55 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         unavailable("needs root (run as root, or with sudo)")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Time for the tests that come first where no image was built yet."""
+    waiting = [item for item in items if "images" in fixtures_of(item) and item.get_closest_marker("timeout") is None]
+    if waiting and not _all_built():
+        for item in waiting:
+            item.add_marker(pytest.mark.timeout(IMAGE_TIME))
+
+
+def fixtures_of(item: pytest.Item) -> set[str]:
+    """The names of the fixtures that a test uses, by way of others too."""
+    return set(getattr(item, "fixturenames", ()))
+
+
+def _all_built() -> bool:
+    from image_catalog import SLOW, have
+
+    return all(map(have, SLOW))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist's controller: start the one registry of this run, and tell the workers where it is."""
+    node.workerinput["registry"] = start_registry(node.config)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without workers: the same, if some test wants it. Before the tests, so that none of them seems to leave it."""
+    wanted = any(fixtures_of(item) & {"registry", "images"} for item in session.items)
+    if wanted and not hasattr(session.config, "workerinput"):
+        start_registry(session.config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The registry ends with the run that started it."""
+    if (process := config.stash.get(_REGISTRY, None)) is not None:
+        process.stop()
+
+
+def start_registry(config: pytest.Config) -> str:
+    """Start the registry, once, without waiting for it: its directory, or nothing where it isn't installed."""
+    from docker_registry import PROGRAM, RegistryProcess
+
+    if shutil.which(PROGRAM) is None:
+        return ""
+    if config.stash.get(_REGISTRY, None) is None:
+        config.stash[_REGISTRY] = RegistryProcess()
+    return str(config.stash[_REGISTRY].directory)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Append this pass's counts to the file that ``./dev test`` adds up."""
     totals = os.environ.get("FORGEYARD_TEST_TOTALS")
@@ -62,7 +119,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         file.write(f"{stats['passed']} {stats['failed'] + stats['error']} {stats['skipped']}\n")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def require_tool() -> Callable[[str], str]:
     """``require_tool("runc")``: its path, or a skip (a failure in CI) when it is not installed."""
 
@@ -237,6 +294,56 @@ def busybox_image(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A pinned reference to an image made of busybox, without a registry."""
     path, digest = busybox_layout(tmp_path_factory.mktemp("images"))
     return f"oci:{path}@{digest}"
+
+
+@pytest.fixture(scope="session")
+def registry(request: pytest.FixtureRequest, require_tool: Callable[[str], str]) -> Registry:
+    """The docker-registry of this test run: ``registry.push(layout, tag, name)`` gives a pinned reference to it."""
+    from docker_registry import PROGRAM, Registry
+
+    require_tool(PROGRAM)
+    workerinput = getattr(request.config, "workerinput", None)
+    return Registry(Path(workerinput["registry"] if workerinput else start_registry(request.config)))
+
+
+class Images:
+    """The images of tests/images/image_catalog.py, built when they are asked for; see the `images` fixture."""
+
+    def __init__(self, registry: Callable[[], Registry]) -> None:
+        self._registry = registry
+
+    def built(self, name: str) -> tuple[Path, str]:
+        """The layout of an image and its digest. A skip, or a failure in CI, where it can't be built."""
+        from image_catalog import CannotBuildError, image
+
+        try:
+            return image(name)
+        except (CannotBuildError, FileNotFoundError) as error:
+            unavailable(str(error))
+            raise
+
+    def layout(self, name: str) -> Path:
+        """The directory of the image's layout. It is shared and kept: look, don't touch."""
+        return self.built(name)[0]
+
+    def digest(self, name: str) -> str:
+        """The digest of the image's manifest or index."""
+        return self.built(name)[1]
+
+    def local(self, name: str) -> str:
+        """``oci:PATH@DIGEST``."""
+        path, digest = self.built(name)
+        return f"oci:{path}@{digest}"
+
+    def reference(self, name: str, tag: str = "latest") -> str:
+        """``localhost:PORT/NAME@DIGEST``, pushed once in a test run; it is there as NAME:TAG too."""
+        return self._registry().push_once(self.layout(name), tag, name)
+
+
+@pytest.fixture(scope="session")
+def images(request: pytest.FixtureRequest) -> Images:
+    """Real images: ``images.layout("postgres")``, ``images.reference("postgres")``. Nothing is built before that."""
+    return Images(lambda: request.getfixturevalue("registry"))
 
 
 @pytest.fixture(params=["host", "image"])

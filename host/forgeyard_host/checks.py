@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from forgeyard_host.failures import bad_plan
-from forgeyard_host.operations import SandboxSetup
+from forgeyard_host.operations import OverlayRequest, SandboxSetup
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\Z")
 
@@ -39,6 +39,9 @@ def check_setup(request: SandboxSetup, directory: str, block: range) -> None:
     slots = [bind.slot for bind in request.binds]
     slots += [overlay.slot for overlay in request.overlays]
     slots += [scratch.slot for scratch in request.scratch]
+    for overlay in request.overlays:
+        slots += [part.slot for part in overlay.directories if part.slot]
+        _check_paths(overlay)
     _check_names(slots)
     _check_names([overlay.upper for overlay in request.overlays] + [part.name for part in request.scratch])
 
@@ -54,6 +57,12 @@ def _check_sizes(request: SandboxSetup) -> None:
             raise bad_plan("bad_mode", f"{part.mode:o} is no mode for {part.name!r}")
         if not (0 <= part.uid < _MOST_ID and 0 <= part.gid < _MOST_ID):
             raise bad_plan("owner_outside_range", f"{part.uid}:{part.gid} own nothing")
+
+
+def _check_paths(overlay: OverlayRequest) -> None:
+    for part in overlay.directories:
+        if not part.path.startswith("/") or "\0" in part.path:
+            raise bad_plan("bad_path", f"{part.path!r} is no absolute path")
 
 
 def check_searchable(state_root: str) -> None:

@@ -1,4 +1,7 @@
-"""The bounded disk of an attempt: an ext4 in a sparse file, so that its writable layer ends where the limit says."""
+"""The bounded disk of an attempt: an ext4 in a file, so that its writable layer ends where the limit says.
+
+The file's blocks are set aside before the job starts: a host whose disk fills up meanwhile fails nobody's job.
+"""
 
 # ruff: noqa: PTH116, PTH120  # plain os calls: they take dir_fd and run many times per job
 
@@ -20,6 +23,7 @@ from forgeyard_host import syscalls
 from forgeyard_host.failures import describe
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_model.result import DiskEvidence
+from forgeyard_model.units import format_size
 
 MKFS: Final = "mkfs.ext4"
 _LOOP_CTL_GET_FREE: Final = 0x4C82
@@ -48,17 +52,22 @@ class DiskMaker:
         self._lock = threading.Lock()
         self._templates: OrderedDict[int, Extents] = OrderedDict()
 
-    def mount(self, image: str, mountpoint: str, limit: int) -> None:
+    def mount(self, image: str, mountpoint: str, limit: int) -> bool:
         """Make `image` and mount it at `mountpoint` with about `limit` bytes to write.
 
-        :raises SandboxError: RESOURCE_LIMIT_FAILED when this host cannot bound a disk.
+        :returns: whether its room was set aside; False on a filesystem that can't do that.
+        :raises SandboxError: RESOURCE_LIMIT_FAILED when this host cannot bound a disk; reason no_space when it has
+            no room for one of that size.
         """
+        size = _image_size(limit)
         try:
-            _write_image(image, _image_size(limit), self._template(_image_size(limit)))
+            reserved = _write_image(image, size, self._template(size), reserve=True)
             _mount_loop(image, mountpoint)
         except (OSError, subprocess.CalledProcessError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _no_space(image, limit, error) from error
             details = describe(error) if isinstance(error, OSError) else _last_line(error)
-            too_large = isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.ENOSPC)
+            too_large = isinstance(error, OSError) and error.errno == errno.EFBIG
             cure = "ask for a smaller disk, or put the state directory on a larger file system"
             raise SandboxError(
                 SandboxErrorKind.RESOURCE_LIMIT_FAILED,
@@ -69,6 +78,7 @@ class DiskMaker:
                 if too_large
                 else "install e2fsprogs and make /dev/loop-control available, or set no limit",
             ) from error
+        return reserved
 
     @contextlib.contextmanager
     def detached(self, image: str, limit: int) -> Iterator[int]:
@@ -81,7 +91,7 @@ class DiskMaker:
             template = self._template(size)
         except subprocess.CalledProcessError as error:
             raise OSError(errno.EIO, _last_line(error)) from error
-        _write_image(image, size, template)
+        _write_image(image, size, template, reserve=False)
         with contextlib.ExitStack() as stack:
             stack.callback(os.unlink, image)
             tree = _fsmount_loop(image)
@@ -138,14 +148,38 @@ def _data_of(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
         position = end
 
 
-def _write_image(image: str, size: int, extents: Extents) -> None:
+def _write_image(image: str, size: int, extents: Extents, *, reserve: bool) -> bool:
+    """Whether its blocks were set aside, which was tried if `reserve`."""
     fd = os.open(image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, size)
+        reserved = reserve and _reserved(fd, size, image)
         for position, data in extents:
             os.pwrite(fd, data, position)
+        return reserved
     finally:
         os.close(fd)
+
+
+def _reserved(fd: int, size: int, image: str) -> bool:
+    try:
+        syscalls.reserve(fd, size, image)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        return False
+    return True
+
+
+def _no_space(image: str, limit: int, error: OSError) -> SandboxError:
+    """Before the job starts: not its fault, and another host may have the room."""
+    return SandboxError(
+        SandboxErrorKind.RESOURCE_LIMIT_FAILED,
+        "no_space",
+        f"the host has no room for a disk of {format_size(limit)}",
+        details=describe(error),
+        resolution=f"free space in the file system of {os.path.dirname(image)}, or ask for a smaller disk",
+    )
 
 
 def _mount_loop(image: str, mountpoint: str) -> None:
@@ -237,7 +271,8 @@ def disk_usage(directory: str) -> DiskEvidence:
     size = facts.f_blocks * facts.f_frsize
     left = facts.f_bavail * facts.f_frsize
     used = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
-    return DiskEvidence(limit=size, peak=used, full=left < min(_FULL, size // 8) or facts.f_favail == 0)
+    no_files = facts.f_favail == 0
+    return DiskEvidence(size, used, full=left < min(_FULL, size // 8) or no_files, out_of_files=no_files)
 
 
 def _last_line(error: subprocess.CalledProcessError) -> str:

@@ -33,6 +33,18 @@ def open_beneath(dirfd: int, path: str, flags: int, mode: int = 0, *, cross_moun
     return openat2(dirfd, path, flags, resolve, mode)
 
 
+def open_inside(directory: str, path: str) -> int:
+    """An O_PATH fd of `path` below `directory`; links are followed as long as they stay inside it.
+
+    :raises OSError: EXDEV for a way out of `directory`.
+    """
+    top = openat2(AT_FDCWD, directory, os.O_PATH | os.O_DIRECTORY, _NO_LINKS)
+    try:
+        return openat2(top, path, os.O_PATH, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
+    finally:
+        os.close(top)
+
+
 def open_canonical(path: str, flags: int) -> int:
     """Open an absolute path in which no component is a symlink.
 

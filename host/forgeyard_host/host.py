@@ -19,6 +19,7 @@ from forgeyard_host.ledger import Ledger
 from forgeyard_host.operations import SandboxPlaced, SandboxSetup
 from forgeyard_host.placing import Placing
 from forgeyard_host.spares import FIXED, Layout, Spares, fitted
+from forgeyard_host.tree_usage import FilesystemUsage, TreeUsage, filesystem_usage, tree_usage
 from forgeyard_host.uids import DEFAULT_BASE, DEFAULT_SIZE
 from forgeyard_model.errors import InvalidRequest, SandboxError, SandboxErrorKind
 from forgeyard_model.identity import SandboxId
@@ -26,6 +27,7 @@ from forgeyard_model.result import DiskEvidence
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 _SEARCHABLE: Final = 0o711
+_UNRESERVED: Final = "the state directory's file system can't set the disk's room aside: a full host would fail the job"
 _UNBOUNDED: Final = "this host can't limit the inotify instances of a user namespace: the job may use up all of root's"
 
 
@@ -115,19 +117,25 @@ class Host:
         ledger.intend("mounts", directory=request.directory)
         directory = self._open_attempt(request.directory)
         try:
+            notes: tuple[str, ...] = ()
             if request.disk_limit is None:
                 layout = self._fit(request)
             else:
                 layout = Layout()  # the disk hides what a spare directory came with
-                self._disks.mount(f"{request.directory}/disk.img", f"{request.directory}/scratch", request.disk_limit)
+                notes = self._mount_disk(request.directory, request.disk_limit)
                 os.chmod("scratch", _SEARCHABLE, dir_fd=directory)
             mounts.make_mount_root(f"{request.directory}/mnt", request.files_size)
             with Placing(request, self._namespaces, directory, layout) as placing:
-                return self._with_namespace(request, placing.place())
+                placed = placing.place()
+            return self._with_namespace(request, replace(placed, notes=(*notes, *placed.notes)) if notes else placed)
         except OSError as error:
             raise mount_failed("set up the attempt's directories", error) from error
         finally:
             os.close(directory)
+
+    def _mount_disk(self, directory: str, limit: int) -> tuple[str, ...]:
+        reserved = self._disks.mount(f"{directory}/disk.img", f"{directory}/scratch", limit)
+        return () if reserved else (_UNRESERVED,)
 
     def _with_namespace(self, request: SandboxSetup, placed: SandboxPlaced) -> SandboxPlaced:
         """`placed`, with the user namespace for the container. The mounts have needed one of the same map already."""
@@ -188,6 +196,14 @@ class Host:
     def disk_usage(self, directory: str) -> DiskEvidence:
         """See disks.disk_usage."""
         return disks.disk_usage(directory)
+
+    def filesystem_usage(self, directory: str) -> FilesystemUsage:
+        """What is in use on the filesystem that the attempt at `directory` writes to."""
+        return filesystem_usage(f"{directory}/scratch")
+
+    def tree_usage(self, directory: str, *, most_bytes: int, most_files: int, seconds: float) -> TreeUsage:
+        """What the attempt at `directory` has written. See tree_usage.tree_usage."""
+        return tree_usage(f"{directory}/scratch", most_bytes=most_bytes, most_files=most_files, seconds=seconds)
 
     def _check(self, request: SandboxSetup) -> None:
         check_setup(request, self.directory_of(request.sandbox), self._uid_block)

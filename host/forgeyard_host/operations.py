@@ -51,6 +51,20 @@ class BindRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RootDirectory:
+    """A directory that an overlay has to have: made where it is missing, owned by the sandbox's root, mode 0755.
+
+    :param path: absolute, as the sandbox sees it; links in it are followed inside the overlay.
+    :param field: what asked for it, for an error.
+    :param slot: where the directory is bound as well, writable whatever the root is; empty for none.
+    """
+
+    path: str
+    field: str
+    slot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OverlayRequest:
     """A writable view of `lowers` (topmost first) for `slot`; what is written goes to scratch/<upper>."""
 
@@ -58,6 +72,7 @@ class OverlayRequest:
     lowers: tuple[str, ...]
     idmap: IdMapKind
     upper: str
+    directories: tuple[RootDirectory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from forgeyard_host.failures import bad_plan
 from forgeyard_host.files import open_beneath
 from forgeyard_host.idmaps import IdMap, NamespaceCache, make_idmap
 from forgeyard_host.operations import BindRequest, IdMapKind, OverlayRequest, SandboxPlaced, SandboxSetup, ScratchDir
+from forgeyard_host.rootdirs import make_in_root
 from forgeyard_host.spares import Layout
 
 _NOBODY: Final = 65534
@@ -102,6 +103,24 @@ class Placing:
                 self._upper(wanted.upper, info, idmap)
         mounts.attach_overlay(self.mnt, wanted.slot, names, self.scratch, wanted.upper)
         self.sources[wanted.slot] = f"{self.request.directory}/mnt/{wanted.slot}"
+        if wanted.directories:
+            self._root_directories(wanted)
+
+    def _root_directories(self, overlay: OverlayRequest) -> None:
+        root = os.open(overlay.slot, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.mnt)
+        try:
+            for wanted in overlay.directories:
+                found = make_in_root(root, wanted, (self._host_id(0), self._host_id(0)))
+                try:
+                    if wanted.slot:
+                        # A bind of the overlay's own directory: its content, its owners, and the same bounded disk.
+                        info = os.fstat(found)
+                        self._attach(found, info, wanted.path, wanted.slot, IdMapKind.NONE, read_only=False)
+                        self.sources[wanted.slot] = f"{self.request.directory}/mnt/{wanted.slot}"
+                finally:
+                    os.close(found)
+        finally:
+            os.close(root)
 
     def _upper(self, name: str, lower: os.stat_result, idmap: IdMap | None) -> None:
         """The merged root shows the upper's owner and mode: make them what the lower's would be."""

@@ -23,12 +23,16 @@ SHIM_DIR = "/.forgeyard"
 
 @dataclass(frozen=True, slots=True)
 class JobUser:
-    """Numeric identity inside the sandbox. `name` and `home` are for the environment and messages."""
+    """Numeric identity inside the sandbox. `name` and `home` are for the environment and messages.
+
+    :param home: as the image's passwd has it; empty where it has no such account.
+    """
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
     name: str = "forgeyard"
+    home: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,22 @@ class RootfsBind:
 
     source: str
     destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHealthcheck:
+    """How an image says that its program is well. Times in seconds.
+
+    :param test: an argument vector, run inside; a test written for a shell has that shell in front.
+    :param retries: failures in a row after which it counts as unhealthy.
+    :param start_period: while it lasts, failures do not count.
+    """
+
+    test: tuple[str, ...]
+    interval: float = 30.0
+    timeout: float = 30.0
+    start_period: float = 0.0
+    retries: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +70,9 @@ class RootfsPlan:
     :param identity: digest that provenance shows: the image's, or the skeleton's.
     :param env, user, entrypoint, cmd, workdir, stop_signal: from an image's config; empty in process mode.
     :param notes: what of the image can't be honoured and does no harm.
+    :param volumes: directories that the image writes to: absolute, writable even on a read-only root.
+    :param exposed_ports: what the image listens on, as ``5432/tcp``; nothing is published for them.
+    :param healthcheck: None when the image has none, or switches its base's off.
     """
 
     kind: ExecutorKind
@@ -64,6 +87,9 @@ class RootfsPlan:
     workdir: str = ""
     stop_signal: int = signal.SIGTERM
     notes: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    exposed_ports: tuple[str, ...] = ()
+    healthcheck: ImageHealthcheck | None = None
 
 
 class MountKind(StrEnum):
@@ -135,6 +161,7 @@ class Placement:
     :param netns: path of a namespace to join; None makes a new one (or the host's, for NetworkMode.HOST).
     :param argv: the shim's argument vector inside the sandbox.
     :param userns: path of a user namespace to join, whose maps are those of `uid_base`; None makes a new one.
+    :param hostname: None takes one that is made from the sandbox's id.
     """
 
     sandbox: SandboxId
@@ -146,6 +173,7 @@ class Placement:
     netns: str | None
     argv: tuple[str, ...]
     userns: str | None = None
+    hostname: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,24 @@ class _Kind(_Foreign):
     config: object = None
 
 
+def _absent_as_empty(value: object) -> object:
+    # Go writes an absent map as null, and a set as a map whose values say nothing.
+    return {} if value is None else value
+
+
+class HealthWords(_Foreign):
+    """Docker's Healthcheck. Times in nanoseconds; 0 and absent mean the default."""
+
+    test: Strings = Field(default=(), alias="Test")
+    interval: int | None = Field(default=None, alias="Interval", strict=True)
+    timeout: int | None = Field(default=None, alias="Timeout", strict=True)
+    start_period: int | None = Field(default=None, alias="StartPeriod", strict=True)
+    retries: int | None = Field(default=None, alias="Retries", strict=True)
+
+
+Names = Annotated[dict[str, object], BeforeValidator(_absent_as_empty)]
+
+
 class ExecutionConfig(_Foreign):
     """How a container of the image is run."""
 
@@ -101,6 +119,10 @@ class ExecutionConfig(_Foreign):
     cmd: Strings = Field(default=(), alias="Cmd")
     working_dir: Text = Field(default="", alias="WorkingDir")
     stop_signal: Text = Field(default="", alias="StopSignal")
+    volumes: Names = Field(default_factory=dict, alias="Volumes")
+    exposed_ports: Names = Field(default_factory=dict, alias="ExposedPorts")
+    healthcheck: HealthWords | None = Field(default=None, alias="Healthcheck")
+    shell: Strings = Field(default=(), alias="Shell")
 
 
 class RootfsWords(_Foreign):

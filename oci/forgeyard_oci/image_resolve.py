@@ -1,30 +1,54 @@
-"""From a reference to one image for one platform; every hop is verified, every choice is explained."""
+"""From a digest to one image for one platform; every hop is verified, every choice is explained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from forgeyard_model.errors import ExecutorError
 from forgeyard_oci.image_errors import refused, unsupported
 from forgeyard_oci.image_manifest import (
     ATTESTATION,
     CONFIG_TYPES,
+    MAX_MANIFEST,
+    OCI_INDEX,
+    OCI_MANIFEST,
     ConfigFile,
     Descriptor,
     Index,
     Manifest,
-    parse_json,
-    parse_manifest,
 )
 from forgeyard_oci.image_platform import Platform
-from forgeyard_oci.layout import ImageLayout
-from forgeyard_oci.reference import ImageReference, is_digest
+from forgeyard_oci.names import Document
+from forgeyard_oci.reference import is_digest
 
 _MAX_DEPTH: Final = 4
 _MAX_LAYERS: Final = 500
 """Lower layers that one overlay takes (kernel, OVL_MAX_STACK)."""
+_MAX_LAYER: Final = 32 << 30
+_MAX_IMAGE: Final = 64 << 30
+"""Bytes of one compressed layer, and of all; what claims more is refused before anything is downloaded."""
+
+
+class Documents(Protocol):
+    """Where manifests, indexes and configs come from. What it gives agrees with the digest, and with a known size."""
+
+    def manifest(self, digest: str, size: int | None) -> bytes:
+        """A manifest or index, at most 4 MiB. size: what the descriptor said, None when nobody did."""
+
+    def config(self, descriptor: Descriptor) -> bytes:
+        """A config, at most 4 MiB."""
+
+
+class Parser(Protocol):
+    """Reads documents from outside."""
+
+    def document(self, data: bytes, declared: str, digest: str) -> Index | Manifest:
+        """As parse_manifest()."""
+
+    def config(self, data: bytes, digest: str) -> ConfigFile:
+        """A config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +61,54 @@ class ImageLayer:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedImage:
-    """The image a reference named. `digest` is the manifest's own; layers lowest first."""
+    """The image a digest named. Layers lowest first.
 
-    digest: str
+    :param documents: from what was asked for down to the manifest, then the config.
+    """
+
+    documents: tuple[Document, ...]
     layers: tuple[ImageLayer, ...]
     config: ConfigFile
 
+    @property
+    def digest(self) -> str:
+        """The manifest's own."""
+        return self.documents[-2].digest
 
-def resolve_image(layout: ImageLayout, reference: ImageReference, platform: Platform) -> ResolvedImage:
-    """Follow `reference` to the image for `platform`.
 
-    :raises SandboxError: missing, damaged or contradicting blobs.
+def resolve_image(
+    documents: Documents, parser: Parser, start: Descriptor | str, platform: Platform, *, declared: str = ""
+) -> ResolvedImage:
+    """Follow `start`, an entry of an index or a digest, to the image for `platform`.
+
+    :param declared: the media type that came with a bare digest.
+    :raises SandboxError: missing, damaged or contradicting blobs, absurd sizes.
     :raises ExecutorError: UNSUPPORTED, for another architecture or a kind of manifest we don't read.
     """
-    layout.check()
-    entry = None if reference.digest else layout.tagged(reference.tag or "")
-    digest, declared, size = reference.digest or "", "", None
+    entry = None if isinstance(start, str) else start
+    digest, size = start if isinstance(start, str) else "", None
+    hops: list[Document] = []
     for _ in range(_MAX_DEPTH):
         if entry is not None:
             digest, declared, size = entry.digest, entry.media_type, entry.size
-        document = parse_manifest(layout.read(digest, size=size), declared, digest)
+        if size is not None and size > MAX_MANIFEST:
+            raise refused("manifest_too_large", f"{digest} is said to have {size} bytes", details="the limit is 4 MiB")
+        data = documents.manifest(digest, size)
+        document = parser.document(data, declared, digest)
+        hops.append(Document(digest, len(data), _media_type(document, declared)))
         if isinstance(document, Manifest):
-            return _image(layout, digest, document, entry, platform)
+            _check_image(document, entry, digest)
+            described = document.config
+            config = parser.config(documents.config(described), described.digest)
+            _check_platform(config, entry, platform)
+            last = Document(described.digest, described.size, described.media_type)
+            return ResolvedImage((*hops, last), _layers(document, config, digest), config)
         entry = _choose(document, platform)
-    raise refused("bad_manifest", f"{reference} nests more than {_MAX_DEPTH} indexes")
+    raise refused("bad_manifest", f"{hops[0].digest} nests more than {_MAX_DEPTH} indexes")
+
+
+def _media_type(document: Index | Manifest, declared: str) -> str:
+    return document.media_type or declared or (OCI_INDEX if isinstance(document, Index) else OCI_MANIFEST)
 
 
 def _choose(index: Index, wanted: Platform) -> Descriptor:
@@ -99,17 +147,12 @@ def _no_match(offered: Sequence[Platform], wanted: Platform) -> ExecutorError:
     )
 
 
-def _image(
-    layout: ImageLayout, digest: str, manifest: Manifest, entry: Descriptor | None, wanted: Platform
-) -> ResolvedImage:
-    if manifest.config.media_type not in CONFIG_TYPES or (entry is not None and _is_attestation(entry)):
-        raise unsupported(
-            "not_an_image", f"{digest} is not an image", details=f"its config is {manifest.config.media_type}"
-        )
-    data = layout.read(manifest.config.digest, size=manifest.config.size)
-    config = parse_json(ConfigFile, data, f"config {manifest.config.digest}")
-    _check_platform(config, entry, wanted)
-    return ResolvedImage(digest, _layers(manifest, config, digest), config)
+def _check_image(manifest: Manifest, entry: Descriptor | None, digest: str) -> None:
+    described = manifest.config
+    if described.media_type not in CONFIG_TYPES or (entry is not None and _is_attestation(entry)):
+        raise unsupported("not_an_image", f"{digest} is not an image", details=f"its config is {described.media_type}")
+    if described.size > MAX_MANIFEST:
+        raise refused("manifest_too_large", f"config {described.digest} is said to have {described.size} bytes")
 
 
 def _check_platform(config: ConfigFile, entry: Descriptor | None, wanted: Platform) -> None:
@@ -140,4 +183,20 @@ def _layers(manifest: Manifest, config: ConfigFile, digest: str) -> tuple[ImageL
         )
     if len(diff_ids) > _MAX_LAYERS:
         raise refused("too_many_layers", f"image {digest} has {len(diff_ids)} layers; an overlay takes {_MAX_LAYERS}")
+    _check_sizes(manifest, digest)
     return tuple(ImageLayer(blob, diff_id) for blob, diff_id in zip(manifest.layers, diff_ids, strict=True))
+
+
+def _check_sizes(manifest: Manifest, digest: str) -> None:
+    for blob in manifest.layers:
+        if blob.size > _MAX_LAYER:
+            raise refused(
+                "layer_too_large",
+                f"layer {blob.digest} is said to have {blob.size} bytes",
+                details=f"the limit is {_MAX_LAYER}",
+            )
+    total = sum({blob.digest: blob.size for blob in manifest.layers}.values())
+    if total > _MAX_IMAGE:
+        raise refused(
+            "image_too_large", f"image {digest} is said to have {total} bytes", details=f"the limit is {_MAX_IMAGE}"
+        )

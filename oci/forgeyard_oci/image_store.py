@@ -1,58 +1,41 @@
-"""Unpacked layers, shared by every job: one directory per layer, made once, trusted because of how it came to be.
+"""Images, ready to run from: pulled once, verified, unpacked once, shared by every job. store_paths.py has the folders.
 
-::
-
-    <root>/layers/<diff id>/        a layer that needs nothing below it; chain-<chain id>/ for one that does
-        tree/                       its files
-        layer.json                  what was counted
-    <root>/partial/<diff id>/       being unpacked; renamed into layers/ when every digest agreed
-    <root>/locks/<diff id>          flock'ed while unpacking, so that two processes do the work once
-
-The root is 0700: trees hold setuid programs that no user of this host may reach.
+An image that was prepared before costs a job one small file in a new process, and a look at its directories in the
+same one; no manifest is parsed and no registry is asked.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import os
-import shutil
-import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
-from forgeyard_model.capabilities import ExecutorKind
-from forgeyard_model.errors import InvalidRequest
-from forgeyard_model.plan import JobUser, RootfsPlan
-from forgeyard_oci.image_config import ImageConfig
-from forgeyard_oci.image_errors import host_failure, unsupported
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, InvalidRequest
+from forgeyard_model.plan import RootfsPlan
+from forgeyard_oci.holds import ImageHold
+from forgeyard_oci.image_errors import host_failure, refused, unsupported
 from forgeyard_oci.image_platform import Platform
-from forgeyard_oci.image_resolve import ImageLayer, ResolvedImage, resolve_image
-from forgeyard_oci.image_signal import parse_stop_signal
-from forgeyard_oci.image_user import resolve_user
-from forgeyard_oci.layout import ImageLayout
-from forgeyard_oci.reference import ImageReference
-from forgeyard_oci.unpack import UnpackReport, unpack_layer
+from forgeyard_oci.locks import locked
+from forgeyard_oci.ready import ReadyImage, ReadyImages
+from forgeyard_oci.reference import LayoutReference, Reference, RegistryReference, parse_reference
+from forgeyard_oci.registry.budget import Budget, NoProgress, Progress
+from forgeyard_oci.store_parts import StoredImage, StoreParts
 from forgeyard_oci.unpack_limits import UnpackLimits
-from forgeyard_oci.unpack_merged import MergedTree
-from forgeyard_oci.unpack_stream import LayerStream, layer_compression
+from forgeyard_oci.wish import PullPolicy, Wish
 
-_TREE: Final = "tree"
-_RECORD: Final = "layer.json"
-_MAX_CACHED: Final = 256
+if TYPE_CHECKING:
+    from forgeyard_oci.image_info import ImageDetails, ImageInfo, PruneReport, RemoveReport, VerifyReport
+    from forgeyard_oci.reader import ImageReader
+    from forgeyard_oci.registry.client import RegistryClient
+    from forgeyard_oci.registry.settings import RegistrySettings
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """An image whose layers are all there. `users`: identities looked up so far, by their text."""
-
-    plan: RootfsPlan
-    default_user: str
-    users: dict[str, JobUser]
+__all__ = ["ImageStore", "PullPolicy"]
 
 
 class ImageStore:
@@ -60,44 +43,218 @@ class ImageStore:
 
     :param root: directory of the store, made when missing.
     :param host: what this machine runs; given by tests.
+    :param settings: how registries are reached; called at the first contact with one.
     """
 
-    def __init__(self, root: Path, *, limits: UnpackLimits | None = None, host: Platform | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limits: UnpackLimits | None = None,
+        host: Platform | None = None,
+        settings: Callable[[], RegistrySettings] | None = None,
+    ) -> None:
         self.root = root
         self.limits = limits or UnpackLimits()
         self.host = host or Platform.host()
-        self._ready: dict[tuple[str, str, str], _Ready] = {}
-        for folder in (root, root / "layers", root / "partial", root / "locks"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        root.chmod(0o700)
+        self._settings = settings
+        try:
+            self._parts = StoreParts(root)
+        except OSError as error:
+            raise host_failure(error, "opening the image store", str(root)) from error
+        self._ready = ReadyImages(self._parts)
+        self._guard = threading.Lock()
+        self._client: RegistryClient | None = None
+        self._syncing: list[threading.Thread] = []
 
-    def prepare(self, reference: str, platform: str | None, base_dir: Path, *, user: str | None = None) -> RootfsPlan:
-        """The root filesystem of an image, unpacked if it isn't yet.
+    def prepare(
+        self,
+        reference: str,
+        platform: str | None,
+        base_dir: Path,
+        *,
+        user: str | None = None,
+        policy: PullPolicy = PullPolicy.MISSING,
+        budget: Budget | None = None,
+        progress: Progress | None = None,
+    ) -> RootfsPlan:
+        """The root filesystem of an image, pulled and unpacked if it isn't yet. Call hold() for as long as it is used.
 
         :param platform: as OS/ARCH; None is this host's.
         :param base_dir: what a relative layout path is relative to.
         :param user: the job's `user:`, which beats the image's USER.
         :raises InvalidRequest: a malformed reference, or a user the image does not know.
-        :raises SandboxError: an image that is damaged or breaks a rule.
-        :raises ExecutorError: UNSUPPORTED (source, architecture, media type) or IO_FAILED (such as a full disk).
+        :raises SandboxError: an image that is damaged or breaks a rule, or is not there.
+        :raises ExecutorError: UNSUPPORTED (source, architecture, media type), IO_FAILED (such as a full disk, or the
+            registry), TIMEOUT, or cancelled.
         """
-        image = ImageReference.parse(reference)
-        key = (str(image.layout_path(base_dir)), image.digest or "", platform or "")
-        ready = self._ready.get(key) if image.digest else None
-        if ready is None or not all(map(os.path.isdir, ready.plan.lowers)):
-            ready = self._prepare(image, self._platform(platform), base_dir)
-            self._remember(key, ready)
-        return replace(ready.plan, user=_user(ready, user))
+        image = parse_reference(reference)
+        wish = Wish(image, self._platform(platform), base_dir, policy, budget or Budget(), progress or NoProgress())
+        ready = self._get(wish)
+        plan = ready.plan
+        if not image.digest:
+            note = f"image {reference} resolved to {image.pinned(ready.record.requested)}"
+            plan = replace(plan, notes=(*plan.notes, note))
+        try:
+            return replace(plan, user=ready.user(user))
+        except BaseException:
+            self._parts.holds.drop(ready.record.digest)
+            raise
 
-    def sweep(self) -> int:
-        """Remove what killed processes left half unpacked; how many there were. Those in use are left alone."""
-        removed = 0
-        for folder in (self.root / "partial").iterdir():
-            with self._lock(folder.name, wait=False) as held:
-                if held and folder.exists():
-                    shutil.rmtree(folder)
-                    removed += 1
-        return removed
+    def pull(
+        self,
+        reference: str,
+        platform: str | None = None,
+        *,
+        policy: PullPolicy = PullPolicy.ALWAYS,
+        budget: Budget | None = None,
+        progress: Progress | None = None,
+    ) -> ImageInfo:
+        """Bring an image here; returns when it is on the disk for good. Raises as prepare() does."""
+        from forgeyard_oci.image_info import image_info
+
+        image = parse_reference(reference)
+        wanted, budget, progress = self._platform(platform), budget or Budget(), progress or NoProgress()
+        ready = self._get(Wish(image, wanted, Path.cwd(), policy, budget, progress, whole=True))
+        try:
+            self.wait_synced()
+            return image_info(self._parts, self._find(ready.record.digest, reference), self._parts.names.all())
+        finally:
+            self._parts.holds.drop(ready.record.digest)
+
+    def resolve(self, reference: str, platform: str | None, base_dir: Path, *, budget: Budget | None = None) -> str:
+        """The pinned form of a reference: with the digest of what its tag names now, of an index where it is one.
+
+        :raises SandboxError: nothing has that name. :raises ExecutorError: IO_FAILED, TIMEOUT, cancelled.
+        """
+        image = parse_reference(reference)
+        self._platform(platform)
+        if image.digest:
+            return image.pinned(image.digest)
+        if isinstance(image, LayoutReference):
+            return image.pinned(_tagged(image, base_dir))
+        return image.pinned(self._registry().manifest(image, image.tag or "", budget or Budget()).digest)
+
+    def known_pin(self, reference: str, base_dir: Path) -> str | None:
+        """The pinned form of a reference by what is here, no registry asked; None for a tag that was never pulled."""
+        image = parse_reference(reference)
+        if isinstance(image, LayoutReference):
+            return image.pinned(image.digest or _tagged(image, base_dir))
+        digest = image.digest or self._parts.names.all().get(str(image))
+        return image.pinned(digest) if digest else None
+
+    def hold(self, plan: RootfsPlan) -> ImageHold:
+        """Keep a prepared image from being removed, until the hold is closed or this process ends.
+
+        :raises ExecutorError: PREPARE, image_gone: it was removed since, which takes a minute without a hold.
+        """
+        try:
+            hold = self._parts.holds.hold(plan.identity)
+        except FileNotFoundError as error:
+            raise _gone(plan) from error
+        if not all(map(os.path.isdir, plan.lowers)):
+            hold.close()
+            raise _gone(plan)
+        return hold
+
+    def push(
+        self, source: str, destination: str, *, budget: Budget | None = None, progress: Progress | None = None
+    ) -> str:
+        """Copy an image of this store, or of an ``oci:`` layout, into a registry; the pinned destination.
+
+        :raises InvalidRequest: a destination that is no place in a registry.
+        :raises SandboxError: the image is not here in full. :raises ExecutorError: IO_FAILED, TIMEOUT, cancelled.
+        """
+        from forgeyard_oci.image_push import ImagePush
+        from forgeyard_oci.layout import ImageLayout
+
+        image, target = parse_reference(source), parse_reference(destination)
+        if not isinstance(target, RegistryReference):
+            raise InvalidRequest("destination", destination, "write [HOST[:PORT]/]NAME[:TAG]")
+        if isinstance(image, LayoutReference):
+            layout = ImageLayout(image.layout_path(Path.cwd()))
+            layout.check()
+            start = image.digest or layout.tagged(image.tag or "")
+        else:
+            layout = ImageLayout(self._parts.paths.layout)
+            start = self._local_digest(image, source)
+        with self._reader() as reader:
+            push = ImagePush(layout, reader, self._registry(), budget or Budget(), progress or NoProgress())
+            return push.run(start, target)
+
+    def ls(self) -> tuple[ImageInfo, ...]:
+        """Every image of the store, the last used first."""
+        from forgeyard_oci.image_info import image_info
+
+        names = self._parts.names.all()
+        found = sorted(self._parts.images(), key=lambda image: -image.used)
+        return tuple(image_info(self._parts, image, names) for image in found)
+
+    def inspect(self, reference: str, platform: str | None = None) -> ImageDetails:
+        """One image of the store in full.
+
+        :raises SandboxError: it is not there.
+        """
+        from forgeyard_oci.image_info import image_details
+
+        image = parse_reference(reference)
+        wanted = str(self._platform(platform)) if platform else ""
+        return image_details(self._parts, self._find(self._local_digest(image, reference), reference, wanted))
+
+    def rm(self, reference: str) -> RemoveReport:
+        """Take away a name of an image; with its last name, or by digest, the image and what only it needed.
+
+        :raises SandboxError: it is not there. :raises ExecutorError: image_in_use, naming the processes.
+        """
+        from forgeyard_oci.prune import Collector
+
+        image = parse_reference(reference)
+        return Collector(self._parts).rm(image, self._local_digest(image, reference))
+
+    def prune(self, *, unused_for: float | None, keep_bytes: int | None, free_bytes: int | None = None) -> PruneReport:
+        """Remove images, the least recently used first, and leftovers; never what is held.
+
+        :param unused_for: all that nobody used for so many seconds. :param keep_bytes: until the rest (blobs and
+            trees) takes no more than this. :param free_bytes: until this much is freed.
+        """
+        from forgeyard_oci.prune import Collector
+
+        return Collector(self._parts).prune(unused_for, keep_bytes, free_bytes)
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Hash every blob and compare every tree with its recorded files.
+
+        :param repair: remove what is bad, so that the next pull makes it again; never what is held.
+        """
+        from forgeyard_oci.reader import check_tree
+        from forgeyard_oci.verify import Verifier
+
+        return Verifier(self._parts, check_tree).run(repair=repair)
+
+    def sweep(self, *, everything: bool = False) -> int:
+        """Remove what killed processes left; how many things there were. Those in use are left alone.
+
+        :param everything: also look for what no image needs, which otherwise happens once an hour: it reads every
+            record, and an executor sweeps before its first job.
+        """
+        from forgeyard_oci.prune import Collector
+
+        return Collector(self._parts).sweep(everything=everything)
+
+    def wait_synced(self) -> None:
+        """Wait until all that this store unpacked is on the disk."""
+        with self._guard:
+            threads = tuple(self._syncing)
+        for thread in threads:
+            thread.join()
+
+    def close(self) -> None:
+        """End connections, and what prepares without a hold left behind."""
+        with self._guard:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        self._parts.holds.close()
 
     def _platform(self, text: str | None) -> Platform:
         wanted = Platform.parse(text) if text else self.host
@@ -109,136 +266,101 @@ class ImageStore:
             )
         return wanted
 
-    def _remember(self, key: tuple[str, str, str], ready: _Ready) -> None:
-        if len(self._ready) >= _MAX_CACHED:
-            self._ready.pop(next(iter(self._ready)), None)
-        if key[1]:
-            self._ready[key] = ready
+    def _get(self, wish: Wish) -> ReadyImage:
+        """The image, held until hold() or a minute from now."""
+        if (ready := self._warm(wish)) is not None:
+            return ready
+        # Whoever wants the same at the same time waits here, and then finds it.
+        with self._one_at_a_time(f"{wish.image} {wish.platform}", wish.budget):
+            return self._warm(wish) or self._pull(wish)
 
-    def _prepare(self, image: ImageReference, platform: Platform, base_dir: Path) -> _Ready:
-        layout = ImageLayout(image.layout_path(base_dir))
-        resolved = resolve_image(layout, image, platform)
-        config = ImageConfig.read(resolved.config)
-        plan = RootfsPlan(
-            kind=ExecutorKind.CONTAINER,
-            lowers=self._unpack_all(layout, resolved),
-            identity=resolved.digest,
-            writable=True,
-            env=config.env,
-            entrypoint=config.entrypoint,
-            cmd=config.cmd,
-            workdir=config.workdir,
-            stop_signal=parse_stop_signal(config.stop_signal) or signal.SIGTERM,
-            notes=_signal_notes(config.stop_signal),
-        )
-        return _Ready(plan, config.user, {})
+    def _warm(self, wish: Wish) -> ReadyImage | None:
+        digest = self._known(wish)
+        ready = self._ready.get(digest, str(wish.platform)) if digest else None
+        if ready is not None and wish.wants_blobs and not self._ready.is_whole(ready):
+            self._parts.holds.drop(ready.record.digest)
+            return None
+        return ready
 
-    def _unpack_all(self, layout: ImageLayout, image: ResolvedImage) -> tuple[str, ...]:
-        """Every layer's tree, topmost first."""
-        for layer in image.layers:
-            layer_compression(layer.blob.media_type)  # refuse before the first byte is unpacked
-        lowers: tuple[str, ...] = ()
-        chain = ""
-        for layer in image.layers:
-            chain = _chain_id(chain, layer.diff_id)
-            folder = self._find(layer, chain) or self._unpack(layout, layer, chain, lowers)
-            tree = str(folder / _TREE)
-            # An overlay refuses a directory twice. The upper one of two says all that the lower one says.
-            below = () if _record(folder).opaque_root else (lower for lower in lowers if lower != tree)
-            lowers = (tree, *below)
-        # An image of no layers is legal, an overlay of none is not.
-        return lowers or (str(self._empty()),)
-
-    def _find(self, layer: ImageLayer, chain: str) -> Path | None:
-        layers = self.root / "layers"
-        names = (_hex(layer.diff_id), f"chain-{_hex(chain)}")
-        return next((layers / name for name in names if (layers / name).is_dir()), None)
-
-    def _unpack(self, layout: ImageLayout, layer: ImageLayer, chain: str, lowers: tuple[str, ...]) -> Path:
-        name = _hex(layer.diff_id)
-        partial = self.root / "partial" / name
-        with self._lock(name):
-            if (folder := self._find(layer, chain)) is not None:
-                return folder
-            try:
-                shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: we hold its lock
-                report = self._unpack_into(partial, layout, layer, lowers)
-                folder = self.root / "layers" / (f"chain-{_hex(chain)}" if report.used_lowers else name)
-                partial.rename(folder)
-            except OSError as error:
-                raise host_failure(error, "unpacking an image", str(self.root)) from error
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-            return folder
-
-    def _unpack_into(
-        self, partial: Path, layout: ImageLayout, layer: ImageLayer, lowers: tuple[str, ...]
-    ) -> UnpackReport:
-        (partial / _TREE).mkdir(parents=True)
-        fd = layout.open_blob(layer.blob)
-        try:
-            stream = LayerStream(
-                fd,
-                media_type=layer.blob.media_type,
-                digest=layer.blob.digest,
-                size=layer.blob.size,
-                diff_id=layer.diff_id,
-                limits=self.limits,
-            )
-            report = unpack_layer(stream, str(partial / _TREE), MergedTree(lowers), self.limits)
-        finally:
-            os.close(fd)
-        (partial / _RECORD).write_text(json.dumps({"diff_id": layer.diff_id, "report": asdict(report)}))
-        return report
-
-    def _empty(self) -> Path:
-        folder = self.root / "empty"
-        folder.mkdir(mode=0o755, exist_ok=True)
-        return folder
+    def _known(self, wish: Wish) -> str:
+        """The digest of an image, or what its tag is known to name; "" when its registry has to be asked."""
+        image = wish.image
+        if image.digest:
+            return image.digest
+        if isinstance(image, LayoutReference):
+            return _tagged(image, wish.base_dir)
+        return "" if wish.policy is PullPolicy.ALWAYS else self._parts.names.all().get(str(image), "")
 
     @contextmanager
-    def _lock(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the lock of one layer across processes; the kernel drops it when its holder dies."""
-        fd = os.open(self.root / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def _one_at_a_time(self, what: str, budget: Budget) -> Iterator[None]:
+        name = f"image-{hashlib.sha256(what.encode()).hexdigest()}"
         try:
-            yield _flock(fd, wait=wait)
-        finally:
-            os.close(fd)
+            with locked(self._parts.paths.locks / name, budget):
+                yield
+        except OSError as error:
+            raise self._parts.blobs.failure(error, "preparing an image") from error
+
+    def _pull(self, wish: Wish) -> ReadyImage:
+        from forgeyard_oci.pull import pull_image
+
+        client = None if wish.policy is PullPolicy.NEVER else self._registry
+        with self._reader() as reader:
+            record = pull_image(self._parts, wish, self._known(wish), client, reader)
+        syncing = self._parts.layers.sync_later(record.folders())
+        with self._guard:
+            self._syncing = [thread for thread in (*self._syncing, syncing) if thread.is_alive()]
+        return self._ready.add(record)
+
+    def _reader(self) -> ImageReader:
+        from forgeyard_oci.reader import ImageReader
+
+        return ImageReader(limits=self.limits)
+
+    def _registry(self) -> RegistryClient:
+        """The one client of this store, made at the first contact."""
+        from forgeyard_oci.registry.client import RegistryClient
+        from forgeyard_oci.registry.settings import RegistrySettings
+
+        with self._guard:
+            if self._client is None:
+                self._client = RegistryClient((self._settings or RegistrySettings.load)())
+            return self._client
+
+    def _local_digest(self, image: Reference, shown: str) -> str:
+        """What a reference names in this store.
+
+        :raises SandboxError: nothing.
+        """
+        if isinstance(image, LayoutReference) and not image.digest:
+            return _tagged(image, Path.cwd())
+        digest = image.digest or self._parts.names.all().get(str(image))
+        if digest is None:
+            raise _not_present(shown)
+        return digest
+
+    def _find(self, digest: str, shown: str, platform: str = "") -> StoredImage:
+        for image in self._parts.images():
+            if image.is_called(digest) and platform in ("", image.records[0].record.platform):
+                return image
+        raise _not_present(shown)
 
 
-def _flock(fd: int, *, wait: bool) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _gone(plan: RootfsPlan) -> ExecutorError:
+    return ExecutorError(
+        ExecutorErrorKind.PREPARE,
+        "image_gone",
+        f"image {plan.identity} was removed before it was used",
+        resolution="run again",
+    )
 
 
-def _record(folder: Path) -> UnpackReport:
-    report = json.loads((folder / _RECORD).read_text())["report"]
-    return UnpackReport(**{**report, "skipped": tuple(report["skipped"])})
+def _not_present(shown: str) -> Exception:
+    return refused("not_present", f"image {shown} is not in the store", resolution="pull it first")
 
 
-def _signal_notes(text: str) -> tuple[str, ...]:
-    if not text or parse_stop_signal(text) is not None:
-        return ()
-    return (f"the image's StopSignal {text[:40]!r} is no signal: SIGTERM is sent instead",)
+def _tagged(image: LayoutReference, base_dir: Path) -> str:
+    from forgeyard_oci.layout import ImageLayout
 
-
-def _user(ready: _Ready, override: str | None) -> JobUser:
-    if override == "":
-        raise InvalidRequest("user", override, "write a name or a uid, or leave it out for the image's USER")
-    text = ready.default_user if override is None else override
-    if (known := ready.users.get(text)) is None:
-        field = "user" if override is not None else "image USER"
-        known = ready.users[text] = resolve_user(text, MergedTree(ready.plan.lowers), field=field)
-    return known
-
-
-def _chain_id(parent: str, diff_id: str) -> str:
-    """Image spec, layer ChainID: names a layer together with everything below it."""
-    return f"sha256:{hashlib.sha256(f'{parent} {diff_id}'.encode()).hexdigest()}" if parent else diff_id
-
-
-def _hex(digest: str) -> str:
-    return digest.removeprefix("sha256:")
+    layout = ImageLayout(image.layout_path(base_dir))
+    layout.check()
+    return layout.tagged(image.tag or "").digest

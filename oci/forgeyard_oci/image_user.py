@@ -27,14 +27,15 @@ def resolve_user(text: str, tree: MergedTree, *, field: str = "user") -> JobUser
     """
     user, colon, group = text.partition(":")
     if not text:
-        return JobUser(0, 0, _groups_of("root", tree), "root")
+        home = next((entry.home for entry in _passwd(tree) if entry.uid == 0), "/root")
+        return JobUser(0, 0, _groups_of("root", tree), "root", home)
     if not user or (colon and not group) or ":" in group:
         raise InvalidRequest(field, text, "write NAME, UID, NAME:GROUP or UID:GID")
     account = _account(user, text, tree, field)
     if group:
-        return JobUser(account.uid, _group(group, text, tree, field), (), account.name)
+        return JobUser(account.uid, _group(group, text, tree, field), (), account.name, account.home)
     # Like docker: extra groups come with an account, and only where no group was named.
-    return JobUser(account.uid, account.gid, _groups_of(account.name, tree), account.name)
+    return JobUser(account.uid, account.gid, _groups_of(account.name, tree), account.name, account.home)
 
 
 def _account(user: str, text: str, tree: MergedTree, field: str) -> JobUser:
@@ -78,7 +79,7 @@ def _passwd(tree: MergedTree, *, required_by: str | None = None, field: str = ""
     for words in _lines("etc/passwd", tree, required_by, field):
         # Anything but seven fields is no account: a short line read leniently would give uid 0.
         if len(words) == 7 and words[0] and _is_id(words[2]) and _is_id(words[3]):
-            yield JobUser(int(words[2]), int(words[3]), (), words[0])
+            yield JobUser(int(words[2]), int(words[3]), (), words[0], words[5])
 
 
 def _group_lines(

@@ -61,6 +61,14 @@ class ImageLayout:
             raise refused("digest_mismatch", f"blob {digest} has other contents", details=f"they hash to {actual}")
         return data
 
+    def manifest(self, digest: str, size: int | None) -> bytes:
+        """See Documents of image_resolve."""
+        return self.read(digest, size=size)
+
+    def config(self, descriptor: Descriptor) -> bytes:
+        """See Documents of image_resolve."""
+        return self.read(descriptor.digest, size=descriptor.size)
+
     def open_blob(self, descriptor: Descriptor) -> int:
         """A descriptor of a layer's blob, not yet verified: that happens while it streams. The caller closes it.
 

@@ -148,3 +148,73 @@ def test_a_host_without_mkfs_says_so(host: Host, monkeypatch: pytest.MonkeyPatch
     assert "e2fsprogs" in caught.value.resolution
     for name in os.listdir(f"{host.state_root}/sandboxes"):
         host.teardown(f"{host.state_root}/sandboxes/{name}")
+
+
+def test_the_room_is_set_aside(host: Host) -> None:
+    """All of the disk's blocks are the attempt's before it starts: what others write can't take them."""
+    _, directory = set_up(host, 64 * MIB)
+    try:
+        info = os.stat(f"{directory}/disk.img")
+    finally:
+        host.teardown(directory)
+
+    assert info.st_blocks * 512 >= 64 * MIB
+
+
+@pytest.fixture
+def small_filesystem(state_dir: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A filesystem of 48 MiB made by the given program."""
+    image, mountpoint = state_dir / "small.img", state_dir / "small"
+    with image.open("wb") as file:
+        file.truncate(48 * MIB)
+    subprocess.run([request.param, "-q", image], check=True)
+    mountpoint.mkdir(mode=0o711)
+    subprocess.run(["mount", "-o", "loop", image, mountpoint], check=True)
+    yield mountpoint
+    subprocess.run(["umount", mountpoint], check=True)
+
+
+@pytest.mark.parametrize("small_filesystem", ["mkfs.ext4"], indirect=True)
+def test_a_host_without_room_says_so_before_the_job(small_filesystem: Path) -> None:
+    """A typed error with the cure, where a sparse file would have failed the job half-way."""
+    host = Host(str(small_filesystem))
+    try:
+        with pytest.raises(SandboxError) as caught:
+            set_up(host, 64 * MIB)
+        for name in os.listdir(f"{host.state_root}/sandboxes"):
+            host.teardown(f"{host.state_root}/sandboxes/{name}")
+    finally:
+        host.close()
+
+    assert (caught.value.kind, caught.value.reason) == (SandboxErrorKind.RESOURCE_LIMIT_FAILED, "no_space")
+    assert "64 MiB" in caught.value.brief
+    assert str(small_filesystem) in caught.value.resolution
+
+
+@pytest.mark.parametrize("small_filesystem", ["mkfs.ext2"], indirect=True)
+def test_a_filesystem_that_cannot_set_room_aside_is_noted(small_filesystem: Path) -> None:
+    """The limit still holds; that a full host would fail the job is said."""
+    host = Host(str(small_filesystem))
+    try:
+        placed, directory = set_up(host, 16 * MIB)
+        host.teardown(directory)
+    finally:
+        host.close()
+
+    assert "can't set the disk's room aside" in "".join(placed.notes)
+
+
+def test_the_filesystems_own_numbers(host: Host) -> None:
+    """What is written and made shows in what is in use on the filesystem of the layer."""
+    placed, directory = set_up(host, 64 * MIB)
+    try:
+        before = host.filesystem_usage(directory)
+        with open(placed.sources["w"] + "/big", "wb") as file:
+            file.write(bytes(16 * MIB))
+            os.fsync(file.fileno())
+        after = host.filesystem_usage(directory)
+    finally:
+        host.teardown(directory)
+
+    assert after.bytes - before.bytes >= 16 * MIB
+    assert after.files - before.files == 1

@@ -1,13 +1,17 @@
-"""Builds OCI image layouts for tests, without a registry: deterministic, and cached by the recipe's hash.
+"""Writes OCI image layouts for tests, without a registry: deterministic, and cached by the recipe's hash.
 
-Run as a program it builds the busybox image: ``python tests/images/build.py DIRECTORY`` prints its reference.
+Run as a program it builds one of the images that image_catalog names, and prints its reference::
+
+    python tests/images/build.py NAME DIRECTORY      the layout of NAME, in DIRECTORY
+    python tests/images/build.py all                 everything, into the cache that the tests use
+    python tests/images/build.py list                the names
 """
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
-import inspect
 import io
 import json
 import os
@@ -16,7 +20,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +30,8 @@ from typing import Any
 OCI = "application/vnd.oci.image"
 DOCKER = "application/vnd.docker"
 _VERSION = 3  # of this builder; part of every recipe
+UNUSED_FOR = 30 * 86400
+"""Seconds after which an image that nothing used is dropped from the cache, when another of its name is built."""
 BUSYBOX = next((path for path in ("/usr/bin/busybox", "/bin/busybox") if os.path.exists(path)), None)
 
 
@@ -88,6 +96,27 @@ def sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A stored layer: its descriptor, and the digest of its uncompressed tar."""
+
+    blob: Mapping[str, Any]
+    diff_id: str
+
+
+def _zstd(data: bytes) -> bytes:
+    import zstandard
+
+    return bytes(zstandard.ZstdCompressor(level=3).compress(data))
+
+
+_COMPRESSORS: Mapping[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    "gzip": lambda data: gzip.compress(data, 6, mtime=0),
+    "zstd": _zstd,
+}
+
+
 class LayoutWriter:
     """Writes blobs and documents into a layout directory."""
 
@@ -107,9 +136,23 @@ class LayoutWriter:
         """Store a document; its descriptor."""
         return self.blob(json.dumps(document, sort_keys=True).encode(), media_type, **more)
 
+    def layer(self, data: bytes, compression: str = "gzip", *, docker: bool = False) -> Layer:
+        """Store an uncompressed layer as "gzip", "zstd", or "" for plain."""
+        packed = _COMPRESSORS[compression](data)
+        media_type = f"{DOCKER}.image.rootfs.diff.tar" if docker else f"{OCI}.layer.v1.tar"
+        suffix = compression and ("." if docker else "+") + compression
+        return Layer(self.blob(packed, media_type + suffix), sha256(data))
+
+    def adopt(self, layer: Layer, layout: Path) -> Layer:
+        """Share a layer of another layout of the same file system, without a copy."""
+        name = f"blobs/sha256/{layer.blob['digest'].partition(':')[2]}"
+        if not (self.path / name).exists():
+            os.link(layout / name, self.path / name)
+        return layer
+
     def image(
         self,
-        layers: Sequence[bytes],
+        layers: Sequence[bytes | Layer],
         config: Mapping[str, Any] | None = None,
         *,
         architecture: str = "amd64",
@@ -117,15 +160,14 @@ class LayoutWriter:
         docker: bool = False,
         **more: Any,
     ) -> dict[str, Any]:
-        """Store an image of uncompressed `layers`, lowest first; its manifest's descriptor."""
-        plain = f"{DOCKER}.image.rootfs.diff.tar" if docker else f"{OCI}.layer.v1.tar"
-        suffix = (".gzip" if docker else "+gzip") if compress else ""
-        blobs = [self.blob(gzip.compress(layer, 6, mtime=0) if compress else layer, plain + suffix) for layer in layers]
+        """Store an image of layers, lowest first, stored already or uncompressed; its manifest's descriptor."""
+        compression = "gzip" if compress else ""
+        stored = [item if isinstance(item, Layer) else self.layer(item, compression, docker=docker) for item in layers]
         file = {
             "architecture": architecture,
             "os": "linux",
             "config": dict(config or {}),
-            "rootfs": {"type": "layers", "diff_ids": [sha256(layer) for layer in layers]},
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in stored]},
         }
         config_type = f"{DOCKER}.container.image.v1+json" if docker else f"{OCI}.config.v1+json"
         media_type = f"{DOCKER}.distribution.manifest.v2+json" if docker else f"{OCI}.manifest.v1+json"
@@ -133,7 +175,7 @@ class LayoutWriter:
             "schemaVersion": 2,
             "mediaType": media_type,
             "config": self.json(file, config_type),
-            "layers": blobs,
+            "layers": [layer.blob for layer in stored],
         }
         return self.json(manifest, media_type, **more)
 
@@ -244,14 +286,14 @@ def busybox_layout(cache: Path) -> tuple[Path, str]:
     def build(path: Path) -> str:
         writer = LayoutWriter(path)
         layers = busybox_layers(BUSYBOX)
-        images = {tag: writer.image(layers, config, architecture=_machine()) for tag, config in BUSYBOX_CONFIGS.items()}
-        other = "arm64" if _machine() != "arm64" else "amd64"
+        images = {tag: writer.image(layers, config, architecture=machine()) for tag, config in BUSYBOX_CONFIGS.items()}
+        other = "arm64" if machine() != "arm64" else "amd64"
         foreign = writer.image(layers[1:], architecture=other, platform=platform(other))
         index = writer.index(
             [
                 writer.attestation(images["latest"]["digest"]),
                 foreign,
-                {**images["latest"], "platform": platform(_machine())},
+                {**images["latest"], "platform": platform(machine())},
             ]
         )
         names = {**images, "latest": index}
@@ -263,56 +305,56 @@ def busybox_layout(cache: Path) -> tuple[Path, str]:
     return cached(cache, "busybox", recipe, build)
 
 
-DEBIAN_DEBS = ("make", "sudo")
-"""Packages that lie in the Debian image's /srv/debs, not installed: tests install them without a network."""
-
-
-def debian_layout(cache: Path) -> tuple[Path, str]:
-    """A layout of a minimal Debian made by mmdebstrap, for tests that need a real distribution. Needs a mirror."""
-    program = shutil.which("mmdebstrap")
-    if program is None:
-        raise FileNotFoundError("mmdebstrap is not installed: apt-get install mmdebstrap")
-    fetch = f"mkdir /srv/debs && cd /srv/debs && apt-get -q download {' '.join(DEBIAN_DEBS)} && chmod a+r /srv/debs/*"
-    # What no test reads would be half of the files to unpack.
-    without = (f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man", "zoneinfo", "info"))
-    hook = f"--customize-hook=chroot \"$1\" sh -ec '{fetch}'"
-    command = [program, "--variant=apt", "--format=tar", *without, hook]
-
-    def build(path: Path) -> str:
-        with tempfile.NamedTemporaryFile(suffix=".tar") as file:
-            subprocess.run([*command, "bookworm", file.name], check=True, stdin=subprocess.DEVNULL)
-            writer = LayoutWriter(path)
-            config = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["bash"]}
-            # Not compressed: it is read from the disk it was written to, and unpacks in half the time.
-            layer = Path(file.name).read_bytes()
-            image = writer.image([layer], config, architecture=_machine(), compress=False)
-            writer.finish(image)
-            return str(image["digest"])
-
-    # It takes half a minute and a mirror: built anew when its own recipe changes, not when some other image's does.
-    recipe = "".join(inspect.getsource(part) for part in (debian_layout, LayoutWriter)) + " ".join(command)
-    return cached(cache, "debian", sha256(recipe.encode()), build)
-
-
 def cached(cache: Path, name: str, recipe: str, build: Callable[[Path], str]) -> tuple[Path, str]:
-    """Run `build` once for a recipe; it writes into a directory and returns the image's digest."""
+    """Run `build` once for a recipe; it writes into a directory and returns the image's digest.
+
+    Several processes may ask at once: one builds, the others wait for it. Only a finished image gets its name.
+    """
     path = cache / f"{name}-{recipe.partition(':')[2][:16]}"
     mark = path / "built-digest"
     if not mark.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{name}-"))
-        (work / "built-digest").write_text(build(work))
-        try:
-            work.rename(path)
-        except OSError:  # another process was first
-            shutil.rmtree(work)
+        with locked(cache / f".{path.name}.lock"):
+            if not mark.exists():
+                _build(path, build)
+                _drop_unused(cache, name, path)
+    os.utime(mark)
     return path, mark.read_text()
 
 
-def _machine() -> str:
+def _build(path: Path, build: Callable[[Path], str]) -> None:
+    work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    try:
+        (work / "built-digest").write_text(build(work))
+        work.rename(path)
+    except BaseException:
+        shutil.rmtree(work)
+        raise
+
+
+def _drop_unused(cache: Path, name: str, current: Path) -> None:
+    for mark in cache.glob(f"{name}-{'?' * 16}/built-digest"):
+        if mark.parent != current and time.time() - mark.stat().st_mtime > UNUSED_FOR:
+            shutil.rmtree(mark.parent)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock, across processes."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def machine() -> str:
+    """This machine's architecture, in the words of image configs."""
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
 
 
 if __name__ == "__main__":
-    made, pinned = busybox_layout(Path(sys.argv[1]))
-    print(f"oci:{made}@{pinned}")
+    from image_catalog import main
+
+    main(sys.argv[1:])

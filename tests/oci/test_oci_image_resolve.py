@@ -11,10 +11,10 @@ import build
 import pytest
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, FailureClass, ForgeyardError, SandboxError
+from forgeyard_oci.image_manifest import ConfigFile, Index, Manifest, parse_json, parse_manifest
 from forgeyard_oci.image_platform import Platform
 from forgeyard_oci.image_resolve import ResolvedImage, resolve_image
 from forgeyard_oci.layout import ImageLayout
-from forgeyard_oci.reference import ImageReference
 
 AMD64 = Platform.parse("linux/amd64")
 LAYER = build.tar([build.Entry("f", b"x")])
@@ -26,11 +26,23 @@ def writer(tmp_path: Path) -> Any:
     return build.LayoutWriter(tmp_path / "layout")
 
 
+class Parser:
+    """Reads documents in this process: here it is the rules that count, not who applies them."""
+
+    def document(self, data: bytes, declared: str, digest: str) -> Index | Manifest:
+        """A manifest or index."""
+        return parse_manifest(data, declared, digest)
+
+    def config(self, data: bytes, digest: str) -> ConfigFile:
+        """A config."""
+        return parse_json(ConfigFile, data, f"config {digest}")
+
+
 def resolve(writer: Any, digest: str, host: Platform = AMD64) -> ResolvedImage:
     """What a pinned reference to `digest` resolves to."""
     if not (writer.path / "index.json").exists():
         writer.finish()
-    return resolve_image(ImageLayout(writer.path), ImageReference(str(writer.path), digest=digest), host)
+    return resolve_image(ImageLayout(writer.path), Parser(), digest, host)
 
 
 def refusal(writer: Any, digest: str, host: Platform = AMD64) -> Any:
@@ -123,7 +135,8 @@ def test_tags(writer: Any) -> None:
     writer.finish(*named)
 
     def tagged(tag: str) -> str:
-        return resolve_image(ImageLayout(writer.path), ImageReference(str(writer.path), tag=tag), AMD64).digest
+        layout = ImageLayout(writer.path)
+        return resolve_image(layout, Parser(), layout.tagged(tag), AMD64).digest
 
     assert tagged("b") == two["digest"]
     with pytest.raises(SandboxError, match="no image tagged 'x': tags: a, b, c"):
@@ -209,6 +222,36 @@ def test_layers_and_diff_ids_must_agree(writer: Any) -> None:
     image = json.loads(blob(writer, writer.image([LAYER, LAYER])["digest"]).read_bytes())
     image["layers"].pop()
     assert "1 layers and 2 diff ids" in str(refusal(writer, writer.json(image, "")["digest"]))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ([33 << 30], "layer_too_large"),
+        ([30 << 30, 30 << 30, 5 << 30], "image_too_large"),
+        ([1 << 61], "layer_too_large"),
+    ],
+)
+def test_absurd_sizes_are_refused_unseen(writer: Any, sizes: list[int], reason: str) -> None:
+    """What a manifest claims is enough to refuse it: nothing of it is looked for."""
+    image = json.loads(blob(writer, writer.image([LAYER] * len(sizes))["digest"]).read_bytes())
+    for number, size in enumerate(sizes):
+        image["layers"][number] |= {"size": size, "digest": f"sha256:{number:064x}"}
+    assert refusal(writer, writer.json(image, "")["digest"]).reason == reason
+
+
+def test_documents_from_the_question_to_the_config(writer: Any) -> None:
+    """Each hop is told with its digest, size and type, so that a store can keep them."""
+    image = writer.image([LAYER], platform=build.platform("amd64"))
+    index = writer.index([image])
+    found = resolve(writer, index["digest"]).documents
+    assert [document.digest for document in found[:2]] == [index["digest"], image["digest"]]
+    assert [document.size for document in found[:2]] == [index["size"], image["size"]]
+    assert [document.media_type.rpartition(".image.")[2] for document in found] == [
+        "index.v1+json",
+        "manifest.v1+json",
+        "config.v1+json",
+    ]
 
 
 def test_more_layers_than_an_overlay_takes(writer: Any) -> None:

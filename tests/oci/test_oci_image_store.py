@@ -20,8 +20,10 @@ import trees
 from forgeyard_model.capabilities import ExecutorKind
 from forgeyard_model.errors import ExecutorError, InvalidRequest, SandboxError
 from forgeyard_model.plan import JobUser
+from forgeyard_oci.claims import Claim
 from forgeyard_oci.image_platform import Platform
 from forgeyard_oci.image_store import ImageStore
+from forgeyard_oci.store_paths import StorePaths
 
 Entry, folder, whiteout, opaque = build.Entry, build.folder, build.whiteout, build.opaque
 
@@ -102,6 +104,7 @@ def test_layers_that_were_removed_are_unpacked_again(store: ImageStore, writer: 
     """A store that lost a layer behind our back notices at the next prepare."""
     text = reference(writer, writer.image([build.tar(BASE)]))
     plan = store.prepare(text, None, tmp_path)
+    store.wait_synced()  # it puts its mark beside the tree
     trees.build.shutil.rmtree(Path(plan.lowers[0]).parent)
     assert store.prepare(text, None, tmp_path) == plan
     assert Path(plan.lowers[0], "d/old").read_bytes() == b"old"
@@ -205,14 +208,15 @@ def test_threads_unpack_once(store: ImageStore, writer: Any, tmp_path: Path) -> 
 _CHILD = """
 import sys, os
 from pathlib import Path
-import forgeyard_oci.image_store as module
 from forgeyard_oci.image_platform import Platform
-store = module.ImageStore(Path(sys.argv[1]), host=Platform.parse("linux/amd64"))
-real = module.unpack_layer
-def counted(*arguments):
+from forgeyard_oci.image_store import ImageStore
+from forgeyard_oci.reader import ImageReader
+store = ImageStore(Path(sys.argv[1]), host=Platform.parse("linux/amd64"))
+real = ImageReader.unpack
+def counted(*arguments, **more):
     os.write(1, b"unpack\\n")
-    return real(*arguments)
-module.unpack_layer = counted
+    return real(*arguments, **more)
+ImageReader.unpack = counted
 os.write(1, b"ready\\n")
 sys.stdin.readline()
 store.prepare(sys.argv[2], None, Path(sys.argv[3]))
@@ -274,14 +278,17 @@ def test_a_killed_process_leaves_nothing_trusted(memory_store: ImageStore, write
     plan = fresh.prepare(text, None, tmp_path)
     assert len(trees.names(Path(plan.lowers[0]))) == 1000
     (store.root / "partial" / ("0" * 64) / "tree").mkdir(parents=True)
-    assert fresh.sweep() == 1
+    assert fresh.sweep() == 1, "what the killed ones left of this layer went with its next unpacking"
     assert os.listdir(store.root / "partial") == []
 
 
 def test_sweep_spares_what_is_being_unpacked(store: ImageStore) -> None:
-    """A partial tree whose lock is held belongs to a living process."""
-    (store.root / "partial/abc").mkdir()
-    with store._lock("abc"):
+    """A partial tree of a layer that somebody claims belongs to a living process."""
+    digest = "ab" * 32
+    (store.root / f"partial/{digest}.1").mkdir()
+    paths = StorePaths(store.root)
+    with Claim(paths.claims, paths.store_lock) as claim:
+        claim.add(f"sha256:{digest}")
         assert store.sweep() == 0
     assert store.sweep() == 1
 
@@ -299,4 +306,6 @@ def test_no_descriptor_is_left_open(store: ImageStore, writer: Any, tmp_path: Pa
     store.prepare(good, None, tmp_path, user="app")
     with pytest.raises(SandboxError):
         store.prepare(bad, None, tmp_path)
+    store.close()
+    store.wait_synced()
     assert len(os.listdir("/proc/self/fd")) == before

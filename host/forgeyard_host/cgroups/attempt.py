@@ -65,6 +65,26 @@ class AttemptCgroup:
             if missing:
                 files.write(f"{directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in missing))
 
+    def bound(self, memory: int, pids: int) -> None:
+        """Limit the whole attempt as well, to the sum of what its containers have. Where a controller is missing, not.
+
+        A container meets its own limit first, so that whose evidence counts what does not change.
+
+        :raises SandboxError: RESOURCE_LIMIT_FAILED.
+        """
+        v2 = self.host.mode is CgroupMode.V2
+        files_of = (
+            ("memory", "memory.max" if v2 else "memory.limit_in_bytes", memory),
+            ("pids", "pids.max", pids),
+        )
+        try:
+            for controller, name, value in files_of:
+                point = self.host.hierarchies[0] if v2 else self.host.controllers.get(controller)
+                if point is not None and os.path.exists(f"{point}{self.path}/{name}"):
+                    files.write(f"{point}{self.path}/{name}", str(value))
+        except OSError as error:
+            raise _not_made(error) from error
+
     def leaf(self, name: str) -> str:
         """The OCI cgroupsPath of a container of this attempt; the runtime makes and removes it."""
         return f"{self.path}/{name}"

@@ -67,7 +67,7 @@ def _options(plan: ContainerPlan, placement: Placement, identity: str, machine: 
         with_mounts((*base_mounts(plan.limits.shm), *plan.mounts), placement.sources, tty_group=tty_group),
         with_masked_paths(),
         with_propagation(),
-        with_hostname(placement.sandbox.hostname),
+        with_hostname(placement.hostname or placement.sandbox.hostname),
         with_namespaces(plan.network, placement.netns, user_namespace=plan.user_namespace, userns=placement.userns),
         with_id_mappings(plan, placement),
         with_resources(plan.limits),
