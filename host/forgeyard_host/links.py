@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_address
 from typing import Final, Self
 
 from forgeyard_host import netlink as nl
 from forgeyard_host.failures import describe
-from forgeyard_host.netns import in_namespace
+from forgeyard_host.netns import NetNamespace, in_namespace, new_namespace_and
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 1, 3, 4, 10, 18, 28
@@ -138,6 +139,15 @@ class Links:
             return cls(nl.NetlinkSocket() if fd is None else in_namespace(fd, nl.NetlinkSocket))
         except OSError as error:
             raise _failed("open a netlink socket", error) from error
+
+    @classmethod
+    def in_new_namespace(cls, sysctls: Mapping[str, str]) -> tuple[NetNamespace, Self]:
+        """A new namespace (see `new_namespace`), and a socket into it.
+
+        :raises SandboxError: NAMESPACE_FAILED.
+        """
+        namespace, made = new_namespace_and(nl.NetlinkSocket, sysctls)
+        return namespace, cls(made)
 
     def close(self) -> None:
         """Close it. Idempotent."""

@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -64,15 +64,29 @@ def new_namespace(sysctls: Mapping[str, str] | None = None) -> NetNamespace:
     :param sysctls: names below ``net.`` as sysctl(8) spells them, set inside it.
     :raises SandboxError: NAMESPACE_FAILED.
     """
+    return new_namespace_and(lambda: None, sysctls)[0]
 
-    def make() -> int:
+
+def new_namespace_and(act: Callable[[], T], sysctls: Mapping[str, str] | None = None) -> tuple[NetNamespace, T]:
+    """A new namespace, and what `act` returns inside it: one thread less than `in_namespace` afterwards.
+
+    :raises SandboxError: NAMESPACE_FAILED, also for an OSError of `act`.
+    """
+
+    def make() -> tuple[int, T]:
         _checked(_LIBC.unshare(_CLONE_NEWNET), "unshare")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
             _raise_loopback(control)
         set_sysctls(sysctls or {})
-        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return fd, act()
+        except BaseException:
+            os.close(fd)
+            raise
 
-    return NetNamespace(_in_thread(make, "make a network namespace"))
+    made, found = _in_thread(make, "make a network namespace")
+    return NetNamespace(made), found
 
 
 def current_namespace() -> NetNamespace:
@@ -132,6 +146,19 @@ def udp_socket(fd: int, address: str, port: int) -> socket.socket:
 
     def make() -> socket.socket:
         return _bound(socket.SOCK_DGRAM, address, port)
+
+    return in_namespace(fd, make)
+
+
+def sockets_at(fd: int, address: str, *, udp: Sequence[int], tcp: Sequence[int]) -> list[socket.socket]:
+    """Several at once: bound UDP sockets, then TCP listeners, all non-blocking, inside the namespace `fd`."""
+
+    def make() -> list[socket.socket]:
+        with contextlib.ExitStack() as undo:
+            made = [undo.enter_context(_bound(socket.SOCK_DGRAM, address, port)) for port in udp]
+            made += [undo.enter_context(_bound(socket.SOCK_STREAM, address, port)) for port in tcp]
+            undo.pop_all()
+        return made
 
     return in_namespace(fd, make)
 

@@ -43,6 +43,7 @@ class Feature(StrEnum):
     QUOTA = "quota"
     OOM_EVIDENCE = "oom_evidence"
     NETWORK_DENY = "network_deny"
+    NETWORK_EGRESS = "network_egress"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forgeyard_model.limits import ResourceLimits
-from forgeyard_model.policy import ApprovedHostPath, IsolationLevel
+from forgeyard_model.policy import ApprovedHostPath, IsolationLevel, NetworkDestination
 
 DEFAULT_STATE_DIR: Final = "/var/lib/forgeyard"
 DEFAULT_RUNTIME: Final = "runc"
@@ -26,6 +26,100 @@ class PatternRule:
 
     patterns: tuple[str, ...]
     origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """An amount of free space: bytes, a share (0 to 1) of the file system, or whichever of the two is less."""
+
+    bytes: int | None = None
+    share: float | None = None
+
+    def of(self, total: int) -> int:
+        """In bytes, on a file system of `total` bytes."""
+        amounts = [] if self.bytes is None else [self.bytes]
+        if self.share is not None:
+            amounts.append(int(total * self.share))
+        return min(amounts, default=0)
+
+    def __str__(self) -> str:
+        parts = [] if self.bytes is None else [f"{self.bytes / (1 << 20):.10g} MiB"]
+        if self.share is not None:
+            parts.append(f"{self.share * 100:.10g}%")
+        return " or ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Free space of each file system that the state lies on.
+
+    :param gc_below: with less, what is kept for later is removed, the longest unused first, until there is half as
+        much again.
+    :param refuse_below: with less, even after that, no job is taken.
+    """
+
+    gc_below: Space = Space(5 << 30, 0.10)
+    refuse_below: Space = Space(512 << 20, 0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Seconds for which unused things are kept; None: until the space is needed."""
+
+    images: float | None = None
+    caches: float | None = None
+    outputs: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """Bounds of what is kept between jobs.
+
+    :param key_size: bytes of one cache; a job that leaves more is not saved.
+    :param total_size: bytes of all; the longest unused go.
+    :param every_profile: also release and high-assurance, which otherwise take nothing from earlier jobs.
+    """
+
+    key_size: int = 5 << 30
+    total_size: int = 20 << 30
+    every_profile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCredential:
+    """What the fetch proxy adds to requests to one host; the secret is in `file`, which no job sees.
+
+    :param user: with one, the file holds its password; without, a bearer token, or the value of `header`.
+    :param header: in the place of Authorization, with the file's text as its value.
+    """
+
+    host: str
+    file: str
+    user: str = ""
+    header: str = ""
+    port: int = 443
+    tls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """Networks of jobs.
+
+    :param range: what their addresses come from, a small block for each.
+    :param fetch: where the fetch proxy of ``fetch-only`` may go.
+    :param proxy: URL of a proxy that the fetch proxy itself has to use; empty for none.
+    :param conflists: names of the operator's own CNI networks that jobs may ask for.
+    :param pool: networks that a long-lived executor keeps ready.
+    """
+
+    range: str = "10.213.0.0/16"
+    fetch: tuple[NetworkDestination, ...] = ()
+    proxy: str = ""
+    credentials: tuple[FetchCredential, ...] = ()
+    conflists: tuple[str, ...] = ()
+    conflist_dirs: tuple[str, ...] = ("/etc/cni/net.d",)
+    plugin_dirs: tuple[str, ...] = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
+    pool: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +145,10 @@ class ExecutorConfig:
     allowed_images: tuple[PatternRule, ...] = ()
     approved_host_paths: tuple[ApprovedHostPath, ...] = ()
     uid_block: UidBlock | None = None
+    retention: Retention = field(default_factory=Retention)
+    watermarks: Watermarks = field(default_factory=Watermarks)
+    caches: CacheRules = field(default_factory=CacheRules)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
     origins: tuple[tuple[str, str], ...] = ()
 
     def origin(self, key: str) -> str:

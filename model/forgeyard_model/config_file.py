@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
+from ipaddress import IPv4Network
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, Field, StrictBool, StrictInt, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictInt, WithJsonSchema, model_validator
 
+from forgeyard_model.config import FetchCredential, Space
+from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.jobfile_support import UNLIMITED
 from forgeyard_model.jobfile_types import (
     Argument,
+    Cidr,
     Cpus,
     Disk,
     Duration,
+    HostPattern,
     Memory,
+    Name,
     Nofile,
     Pids,
+    Port,
     Shm,
     Size,
     Strict,
@@ -23,13 +30,17 @@ from forgeyard_model.jobfile_types import (
     refusal,
 )
 from forgeyard_model.limits import ResourceLimits
-from forgeyard_model.policy import IsolationLevel
+from forgeyard_model.policy import IsolationLevel, NetworkDestination
 
 RANGE: Final = 65536
 """Ids of one attempt."""
 _LAST_ID: Final = (1 << 32) - 2
 """The one above means "none"."""
 _PATTERN: Final = re.compile(r"[^\s\x00-\x1f\x7f]+\Z")
+_SHARE: Final = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?)\s*%\Z")
+_PROXY: Final = re.compile(r"http://[A-Za-z0-9.-]{1,253}:[0-9]{1,5}/?\Z")
+_BLOCK: Final = 27
+_MOST_POOL: Final = 256
 _RUNTIME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 
 
@@ -63,6 +74,37 @@ def _bounded(value: IsolationLevel) -> IsolationLevel:
     return value
 
 
+def _range(text: str) -> str:
+    try:
+        network = IPv4Network(text)
+    except ValueError as error:
+        raise refusal("write an IPv4 network such as 10.213.0.0/16") from error
+    if not network.is_private or network.prefixlen > _BLOCK:
+        raise refusal(f"write a private network of at least a /{_BLOCK}: each job takes one such block")
+    return text
+
+
+def _proxy(text: str) -> str:
+    if not _PROXY.match(text):
+        raise refusal("write http://HOST:PORT")
+    return text
+
+
+def _space(value: Any) -> Space:
+    """`value` as a size, or as a share of the file system."""
+    if isinstance(value, str) and (found := _SHARE.match(value)):
+        return Space(share=float(found[1]) / 100)
+    try:
+        return Space(bytes=ResourceLimits.parse(shm=value).shm)
+    except (InvalidRequest, AttributeError, TypeError) as error:
+        raise refusal("write a size such as 5GiB, or a share of the file system from 0% to 99%") from error
+
+
+SpaceText = Annotated[
+    Space,
+    PlainValidator(_space),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["5GiB", "10%"]}),
+]
 AbsolutePath = Annotated[Argument, AfterValidator(_host_path)]
 Pattern = Annotated[Argument, AfterValidator(_pattern)]
 _Limited = AfterValidator(_limited)
@@ -122,16 +164,97 @@ class RetentionTable(Strict):
 
 
 class WatermarksTable(Strict):
-    """Free space in the state directory."""
+    """Free space of each file system that the state directory's parts lie on: a size, or a share such as 10%."""
 
-    gc_below: Size | None = Field(None, description="Below this, what is kept is removed, oldest first.")
-    refuse_below: Size | None = Field(None, description="Below this, no new job is taken.")
+    gc_below: SpaceText | None = Field(
+        None, description="Below this, what no job uses is removed, longest unused first."
+    )
+    refuse_below: SpaceText | None = Field(None, description="Below this, no new job is taken.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.gc_below is not None and self.refuse_below is not None and self.gc_below < self.refuse_below:
-            raise refusal("gc_below has to be at least refuse_below")
+        collect, refuse = self.gc_below, self.refuse_below
+        if collect is not None and refuse is not None:
+            for least, most in ((collect.bytes, refuse.bytes), (collect.share, refuse.share)):
+                if least is not None and most is not None and least < most:
+                    raise refusal("gc_below has to be at least refuse_below")
         return self
+
+
+class CachesTable(Strict):
+    """Bounds of the caches between jobs."""
+
+    key_size: Size | None = Field(None, description="Of one cache; a job that leaves more is not saved.")
+    total_size: Size | None = Field(None, description="Of all; the longest unused go.")
+    every_profile: StrictBool | None = Field(None, description="Also in release and high-assurance.")
+
+
+class FetchTable(Strict):
+    """A place that the fetch proxy may go to."""
+
+    host: HostPattern | None = Field(None, description="Host name; *.example.org covers every name below it.")
+    cidr: Cidr | None = Field(None, description="Network, such as 10.20.0.0/16.")
+    ports: tuple[Port, ...] = Field((), description="Ports; none given means 443, and 80 for plain HTTP.")
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if (self.host is None) == (self.cidr is None):
+            raise refusal("give exactly one of host and cidr")
+        if ":" in (self.cidr or ""):
+            raise refusal("name IPv4 networks: a job's network has no IPv6")
+        return self
+
+
+class CredentialTable(Strict):
+    """What the fetch proxy adds to requests to one host."""
+
+    host: HostPattern = Field(description="Host name; no wildcard.")
+    file: AbsolutePath = Field(description="File with the secret, readable for root alone.")
+    user: Argument | None = Field(None, description="User name, when the file holds a password.")
+    header: Argument | None = Field(None, description="Header to set, in the place of Authorization.")
+    port: Port = Field(443, description="Port of the host.")
+    tls: StrictBool = Field(True, description="Whether the proxy speaks TLS to the host.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.user is not None and self.header is not None:
+            raise refusal("user is for Authorization: give one of user and header")
+        if self.host.startswith("*"):
+            raise refusal("a secret is for one host: write its name")
+        return self
+
+
+class NetworkTable(Strict):
+    """Networks of jobs."""
+
+    range: Annotated[Argument, AfterValidator(_range)] | None = Field(
+        None, description="Private IPv4 network that jobs' addresses come from; 10.213.0.0/16."
+    )
+    fetch: tuple[FetchTable, ...] | None = Field(None, description="Where the proxy of fetch-only may go.")
+    proxy: Annotated[Argument, AfterValidator(_proxy)] | None = Field(
+        None, description="http://HOST:PORT of a proxy that the fetch proxy has to use."
+    )
+    credentials: tuple[CredentialTable, ...] | None = Field(None, description="What the fetch proxy adds, by host.")
+    conflists: tuple[Name, ...] | None = Field(None, description="CNI networks that jobs may ask for by name.")
+    conflist_dirs: tuple[AbsolutePath, ...] | None = Field(None, description="Where their files are.")
+    plugin_dirs: tuple[AbsolutePath, ...] | None = Field(None, description="Where their plugins are.")
+    pool: Annotated[StrictInt, Field(ge=0, le=_MOST_POOL)] | None = Field(
+        None, description="Networks kept ready while an executor is open; 0."
+    )
+
+    def values(self) -> dict[str, Any]:
+        """What is set, as the model has it."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
+        if self.fetch is not None:
+            found["fetch"] = tuple(
+                NetworkDestination(item.host or "", item.cidr or "", item.ports, ("tcp",)) for item in self.fetch
+            )
+        if self.credentials is not None:
+            found["credentials"] = tuple(
+                FetchCredential(item.host, item.file, item.user or "", item.header or "", item.port, item.tls)
+                for item in self.credentials
+            )
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class ConfigFile(Strict):
@@ -154,9 +277,9 @@ class ConfigFile(Strict):
     )
     retention: RetentionTable | None = Field(None, description="How long things are kept.")
     watermarks: WatermarksTable | None = Field(None, description="What happens when disk space gets short.")
+    caches: CachesTable | None = Field(None, description="Bounds of the caches between jobs.")
+    network: NetworkTable | None = Field(None, description="Networks of jobs. System file only.")
 
 
-UNUSED: Final = ("retention", "watermarks")
-"""Tables that are read and checked, and that nothing in this version acts on."""
-SYSTEM_ONLY: Final = ("uid_block", "approved_host_paths")
+SYSTEM_ONLY: Final = ("uid_block", "approved_host_paths", "caches", "network")
 """Keys that decide for everybody on the host."""

@@ -60,6 +60,9 @@ _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 class AttemptContext:
     """The caller's own names for the attempt. Data only: shown and recorded, never part of a host path.
 
+    :param tenant: whose job it is; caches are kept apart by it. Empty is the one tenant of a host with no others.
+    :param trusted: False for a ref that anybody may have written, such as a fork's: it never writes what trusted jobs
+        read between jobs. Both come from the caller, never from a job file.
     :param deadline: when the steps must have ended, whatever the job's own timeout says (section 103).
     """
 
@@ -67,3 +70,4 @@ class AttemptContext:
     tenant: str = ""
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
     deadline: datetime | None = None
+    trusted: bool = True

@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from forgeyard_model.cache import CacheRequest
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.limits import ResourceLimits
 from forgeyard_model.policy import (
@@ -17,6 +18,7 @@ from forgeyard_model.policy import (
     SourceMode,
 )
 from forgeyard_model.profile import ExecutionProfile
+from forgeyard_model.services import ServiceSpec
 
 EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 HOST_ROOTFS: Final = "host"
@@ -139,12 +141,13 @@ class Timeouts:
     """Seconds. `steps` is the job's own wall time and stands in ResourceLimits.wall_time instead.
 
     prepare: pull and set-up. grace: between the soft signal and the kill. finally_: what `always` steps get
-    after a time-out or a cancel.
+    after a time-out or a cancel. services: until all services are ready.
     """
 
     prepare: float = 600.0
     grace: float = 10.0
     finally_: float = 0.0
+    services: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,8 @@ class Job:
     :param rootfs: "host" for process mode; otherwise leave it and give `image`.
     :param image: an image reference, such as ``oci:PATH@sha256:…``.
     :param entrypoint: replaces the image's ENTRYPOINT for steps that go through it; () clears it.
+    :param caches: directories kept between jobs.
+    :param services: containers beside the job, on its network.
     :param output_cap: bytes of output kept, head and tail.
     """
 
@@ -177,6 +182,8 @@ class Job:
     output_cap: int = 512 << 20
     platform: str | None = None
     entrypoint: tuple[str, ...] | None = None
+    caches: tuple[CacheRequest, ...] = ()
+    services: tuple[ServiceSpec, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps))

@@ -19,11 +19,11 @@ from forgeyard_model.jobfile_parts import (
     OutputFile,
     Resources,
     Secret,
-    ServiceSpec,
     Source,
     StepFile,
     Toolchain,
 )
+from forgeyard_model.jobfile_services import ServiceEntry
 from forgeyard_model.jobfile_types import (
     CdiDevice,
     Duration,
@@ -43,6 +43,7 @@ from forgeyard_model.jobfile_types import (
 )
 from forgeyard_model.policy import CapabilityGrant
 from forgeyard_model.profile import ExecutionProfile
+from forgeyard_model.services import cycle_cure, find_cycle
 
 SCHEMA_ID: Final = "urn:forgeyard:schema:job:1"
 """Stable: an editor's setting that names it keeps working while `version: 1` is read."""
@@ -74,13 +75,13 @@ class JobFile(Strict):
     timeout: WallTime | None = Field(None, description="Of all steps together.")
     grace: DurationOrZero = Field(10.0, description="Between the soft signal and the kill.")
     prepare_timeout: Duration = Field(600.0, description="Of pull and set-up.")
-    services_timeout: Duration | None = Field(None, description="Of the services' readiness; 2m when left out.")
+    services_timeout: Duration = Field(120.0, description="Of the services' readiness.")
     finally_timeout: DurationOrZero = Field(0.0, description="For `always` steps after a time-out or a cancel.")
     network: Network | None = Field(None, description="deny, fetch-only, allow, host, or restricted destinations.")
     secrets: tuple[Secret, ...] = Field((), description="Where secrets appear; values come with the request.")
     devices: tuple[CdiDevice, ...] = Field((), description="CDI devices, such as vendor.com/gpu=0.")
     caches: tuple[Cache, ...] = Field((), description="Directories kept between jobs.")
-    services: dict[ServiceName, ServiceSpec] = Field(default_factory=dict, description="Containers beside the job.")
+    services: dict[ServiceName, ServiceEntry] = Field(default_factory=dict, description="Containers beside the job.")
     steps: tuple[StepFile, ...] = Field(min_length=1, max_length=1000, description="What runs, in order.")
     outputs: tuple[OutputFile, ...] = Field((), description="Files the job promises to leave in /work/output.")
     merge_output: Flag = Field(False, description="One exact stream of stdout and stderr together.")
@@ -140,6 +141,7 @@ def _duplicates(file: JobFile) -> Iterator[Problem]:
     groups: list[tuple[str, str, list[str]]] = [
         ("toolchains", "name", [item.name for item in file.toolchains]),
         ("secrets", "name", [item.name for item in file.secrets]),
+        ("caches", "key", [item.key for item in file.caches]),
         ("caches", "path", [item.path for item in file.caches]),
         ("outputs", "path", [item.path for item in file.outputs]),
     ]
@@ -166,3 +168,5 @@ def _unknown_names(file: JobFile) -> Iterator[Problem]:
         for other in service.depends_on:
             if other not in file.services or other == name:
                 yield ("services", name, "depends_on", other), other, "no other service has this name"
+    if cycle := find_cycle({name: set(entry.depends_on) - {name} for name, entry in file.services.items()}):
+        yield ("services", cycle[0], "depends_on", cycle[1]), cycle[1], cycle_cure(cycle)

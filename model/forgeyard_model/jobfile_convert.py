@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from forgeyard_model.cache import CacheRequest
 from forgeyard_model.errors import ExecutorError, InvalidRequest
 from forgeyard_model.job import Job, Output, Shell, Step, Timeouts
+from forgeyard_model.jobfile_services import describe_service, refuse_unlimited_services
 from forgeyard_model.jobfile_support import (
     UNLIMITED,
-    refuse_network,
     refuse_unlimited,
     resolve,
     resolve_image,
     unsupported,
 )
 from forgeyard_model.limits import ResourceLimits
-from forgeyard_model.policy import ApprovedHostPath, NetworkDestination, NetworkMode, NetworkPolicy
+from forgeyard_model.policy import (
+    ApprovedHostPath,
+    NetworkDestination,
+    NetworkMode,
+    NetworkPolicy,
+    PublishedPort,
+)
 from forgeyard_model.profile import PROFILES
 
 if TYPE_CHECKING:
@@ -32,12 +40,11 @@ TOOLCHAINS_DIR: Final = "/toolchains"
 
 def not_supported(file: JobFile) -> Iterator[ExecutorError]:
     """Every part of `file` that this version can't run, as the refusals that `JobFile.to_job` raises."""
-    for field in ("secrets", "devices", "caches", "services", "services_timeout"):
+    for field in ("secrets", "devices"):
         if getattr(file, field):
             yield unsupported(field, "not supported in this version", "take it out")
     try:
-        if file.network is not None:
-            refuse_network(_network(file.network).mode)
+        refuse_unlimited_services(file.services)
     except ExecutorError as error:
         yield error
     for field, value in _unlimited_fields(file):
@@ -79,10 +86,12 @@ def describe_job(file: JobFile, *, base: str) -> Job:
         ),
         outputs=tuple(Output(item.path, item.optional) for item in file.outputs),
         capabilities=file.capabilities,
-        timeouts=Timeouts(prepare=file.prepare_timeout, grace=file.grace, finally_=file.finally_timeout),
+        timeouts=Timeouts(file.prepare_timeout, file.grace, file.finally_timeout, file.services_timeout),
         merge_output=file.merge_output,
         output_cap=file.output_cap,
         platform=file.platform,
+        caches=tuple(CacheRequest(item.key, item.path, item.mode) for item in file.caches),
+        services=tuple(describe_service(name, entry, base=base) for name, entry in file.services.items()),
     )
 
 
@@ -93,9 +102,20 @@ def _inside(path: str | None) -> str | None:
 def _network(network: Network) -> NetworkPolicy:
     if isinstance(network, NetworkMode):
         return NetworkPolicy(network)
-    return NetworkPolicy.restricted(
-        *(NetworkDestination(item.host or "", item.cidr or "", item.ports) for item in network.restricted.allow)
+    if network.conflist is not None:
+        return NetworkPolicy.operator(network.conflist)
+    destinations = tuple(
+        NetworkDestination(item.host or "", item.cidr or "", item.ports, item.protocols)
+        for item in (() if network.restricted is None else network.restricted.allow)
     )
+    if network.audit:
+        policy = NetworkPolicy.audited(*destinations)
+    elif destinations:
+        policy = NetworkPolicy.restricted(*destinations)
+    else:
+        policy = NetworkPolicy(network.mode or NetworkMode.DENY)
+    ports = tuple(PublishedPort(item.service, item.port, item.host_port) for item in network.publish)
+    return replace(policy, publish=ports)
 
 
 def _unlimited_fields(file: JobFile) -> tuple[tuple[str, object], ...]:

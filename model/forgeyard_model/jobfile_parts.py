@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
+    AfterValidator,
     Discriminator,
     Field,
     PlainValidator,
@@ -18,35 +18,29 @@ from pydantic import (
     model_validator,
 )
 
+from forgeyard_model.cache import MOST_KEY, CacheMode, key_cure, path_cure
 from forgeyard_model.job import Shell, When
 from forgeyard_model.jobfile_types import (
     Argument,
     Cidr,
-    Count,
     Cpus,
     Disk,
-    Duration,
     Environment,
     Flag,
     HostPath,
     HostPattern,
-    ImageReference,
     Memory,
     Name,
     Nofile,
     OutputPath,
     Pids,
-    Platform,
     Port,
     SandboxPath,
     SecretName,
-    ServiceName,
     Shm,
-    SourcePath,
     Strict,
     Text,
     ToolchainName,
-    User,
     Workdir,
     refusal,
 )
@@ -81,11 +75,14 @@ class Resources(Strict):
 
 
 class Destination(Strict):
-    """One place a restricted job may connect to: `host` or `cidr`, and its ports."""
+    """One place a restricted job may connect to: `host` or `cidr`, its ports and protocols."""
 
     host: HostPattern | None = Field(None, description="Host name; *.example.org covers every name below it.")
     cidr: Cidr | None = Field(None, description="Network, such as 10.20.0.0/16.")
     ports: tuple[Port, ...] = Field((), description="Ports; none given means all of them.")
+    protocols: tuple[Literal["tcp", "udp", "icmp"], ...] = Field(
+        (), description="tcp, udp, icmp; none given means tcp and udp."
+    )
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
@@ -104,20 +101,45 @@ def _network_name(value: object) -> NetworkMode:
     if value == NetworkMode.RESTRICTED:
         raise refusal("name its destinations: network: {restricted: {allow: [{host: NAME, ports: [443]}]}}")
     if not isinstance(value, str) or value not in _NETWORK_NAMES:
-        raise refusal(f"write {', '.join(_NETWORK_NAMES)}, or a mapping with restricted")
+        raise refusal(f"write {', '.join(_NETWORK_NAMES)}, or a mapping with restricted, audit or conflist")
     return NetworkMode(value)
 
 
-_NETWORK_NAMES: Final = tuple(mode.value for mode in NetworkMode if mode is not NetworkMode.RESTRICTED)
+_NETWORK_NAMES: Final = tuple(
+    mode.value for mode in NetworkMode if mode not in (NetworkMode.RESTRICTED, NetworkMode.CONFLIST)
+)
 NetworkName = Annotated[
     NetworkMode, PlainValidator(_network_name), WithJsonSchema({"type": "string", "enum": list(_NETWORK_NAMES)})
 ]
 
 
+class Published(Strict):
+    """A TCP port of a service on the host's loopback (development only)."""
+
+    service: Name = Field(description="Name of the service.")
+    port: Port = Field(description="Port of the service.")
+    host_port: Port = Field(description="Port of 127.0.0.1 on the host.")
+
+
 class NetworkMapping(Strict):
     """A network that is more than a name."""
 
-    restricted: Restricted = Field(description="Only these destinations.")
+    mode: NetworkName | None = Field(None, description="Beside publish: deny, fetch-only or allow.")
+    restricted: Restricted | None = Field(None, description="Only these destinations.")
+    audit: Flag = Field(
+        False, description="Let everything outside through and record it, for `forgeyard policy from-audit`."
+    )
+    conflist: Name | None = Field(None, description="An operator's own CNI network, by its name.")
+    publish: tuple[Published, ...] = Field((), description="Ports of services on the host's loopback.")
+
+    @model_validator(mode="after")
+    def _one_network(self) -> Self:
+        named = [self.mode is not None, self.restricted is not None or self.audit, self.conflist is not None]
+        if sum(named) > 1:
+            raise refusal("mode, restricted (or audit) and conflist are three networks: choose one")
+        if not any(named) and not self.publish:
+            raise refusal("name a network: restricted, audit or conflist")
+        return self
 
 
 def _network_form(value: object) -> str:
@@ -144,12 +166,28 @@ class Secret(Strict):
         return self
 
 
+def _cache_key(text: str) -> str:
+    if cure := key_cure(text):
+        raise refusal(cure)
+    return text
+
+
+def _cache_path(text: str) -> str:
+    if cure := path_cure(text):
+        raise refusal(cure)
+    return text
+
+
 class Cache(Strict):
     """A directory kept between jobs under a key."""
 
-    key: ToolchainName = Field(description="Which cache.")
-    path: SandboxPath = Field(description="Where the job sees it.")
-    mode: Literal["ro", "rw"] = Field("rw", description="ro: the job reads it only.")
+    key: Annotated[Argument, AfterValidator(_cache_key), Field(min_length=1, max_length=MOST_KEY)] = Field(
+        description="Which cache: any text, such as cargo-linux or npm/main."
+    )
+    path: Annotated[Argument, AfterValidator(_cache_path)] = Field(description="Where the job sees it.")
+    mode: CacheMode = Field(
+        CacheMode.RW, description="ro: the job reads it only. rw: what a job that succeeds leaves is kept."
+    )
 
 
 class OutputFile(Strict):
@@ -181,67 +219,3 @@ class StepFile(Strict):
         if self.argv is not None and not self.argv[0]:
             raise refusal("argv starts with a program's name: it can't be empty")
         return self
-
-
-def _shell_command(value: object) -> object:
-    return ["/bin/sh", "-c", value] if isinstance(value, str) and value else value
-
-
-HealthCommand = Annotated[
-    tuple[Argument, ...],
-    BeforeValidator(_shell_command, json_schema_input_type=str | list[str]),
-]
-
-
-class Health(Strict):
-    """How a service shows that it is ready."""
-
-    cmd: HealthCommand = Field(
-        min_length=1, description="A command run in the service: a list, or one string for /bin/sh -c."
-    )
-    interval: Duration = Field(1.0, description="Between two probes.")
-    timeout: Duration = Field(5.0, description="Of one probe.")
-    retries: Count = Field(30, description="Failures in a row before the service counts as broken.")
-    start_period: Duration | None = Field(None, description="Failures in this time do not count.")
-
-
-class ServiceFile(Strict):
-    """A file or directory of the source, put into a service read-only."""
-
-    from_: SourcePath = Field(alias="from", description="Path in the source.")
-    to: SandboxPath = Field(description="Path in the service.")
-
-
-class ServiceResources(Strict):
-    """Limits of a service's own container."""
-
-    cpus: Cpus | None = Field(None, description="Processors; 1 when left out.")
-    memory: Memory | None = Field(None, description="Memory; 512 MiB when left out.")
-    pids: Pids | None = Field(None, description="Processes and threads at a time.")
-    shm: Shm | None = Field(None, description="Size of /dev/shm.")
-
-
-class Dependency(Strict):
-    """What has to be true of another service first."""
-
-    condition: Literal["service_started", "service_healthy", "service_completed_successfully"] = Field(
-        "service_healthy", description="started, healthy, or completed_successfully (exit 0)."
-    )
-
-
-class ServiceSpec(Strict):
-    """A container beside the job, reached by its name."""
-
-    image: ImageReference = Field(description="Image reference.")
-    platform: Platform | None = Field(None, description="linux/ARCHITECTURE of the image.")
-    entrypoint: tuple[Argument, ...] | None = Field(None, description="Replaces the image's ENTRYPOINT.")
-    command: tuple[Argument, ...] | None = Field(None, description="Replaces the image's CMD.")
-    env: Environment = Field(default_factory=dict, description="Variables of the service.")
-    user: User | None = Field(None, description="NAME, UID or UID:GID; the image's when left out.")
-    aliases: tuple[ServiceName, ...] = Field((), description="More names for it.")
-    files: tuple[ServiceFile, ...] = Field((), description="Files of the source put into it.")
-    health: Health | None = Field(None, description="How it shows that it is ready.")
-    resources: ServiceResources | None = Field(None, description="Its own limits.")
-    depends_on: dict[ServiceName, Dependency] = Field(default_factory=dict, description="Services that come first.")
-    oneshot: Flag = Field(False, description="It has to exit 0 before the steps start.")
-    on_exit: Literal["fail", "ignore"] = Field("fail", description="What its death during the job means.")

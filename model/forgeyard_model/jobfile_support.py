@@ -6,26 +6,14 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
-from forgeyard_model.policy import NetworkMode
 
 UNLIMITED: Final = "unlimited"
-SUPPORTED_NETWORKS: Final = (NetworkMode.DENY, NetworkMode.HOST)
 
 
 def unsupported(field: str, brief: str, resolution: str) -> ExecutorError:
     """A refusal that names the field as the user wrote it; `reason` is ``FIELD_unsupported``, for programs."""
     reason = field.lstrip("-").replace(".", "_").replace("-", "_") + "_unsupported"
     return ExecutorError(ExecutorErrorKind.UNSUPPORTED, reason, f"{field}: {brief}", resolution=resolution)
-
-
-def refuse_network(mode: NetworkMode, *, field: str = "network") -> None:
-    """Refuse a mode that this version can't enforce.
-
-    :raises ExecutorError: UNSUPPORTED.
-    """
-    if mode not in SUPPORTED_NETWORKS:
-        brief = f"{mode.value} is not supported in this version"
-        raise unsupported(field, brief, "use deny, or host in the development profile")
 
 
 def refuse_unlimited(field: str, value: object) -> None:

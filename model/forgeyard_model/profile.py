@@ -27,7 +27,11 @@ class ExecutionProfile(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProfileRules:
-    """One column of the table."""
+    """One column of the table.
+
+    disk_watched: bytes that a job without a disk limit may write before it is killed. Watched, not held by a
+    filesystem: that would cost every short job more than it runs. None: the host's disk is the only bound.
+    """
 
     digest_required: bool
     networks: tuple[NetworkMode, ...]
@@ -38,6 +42,8 @@ class ProfileRules:
     capabilities: tuple[CapabilityGrant, ...]
     limits: ResourceLimits
     unlimited_allowed: bool
+    disk_watched: int | None
+    caches: bool
 
     @property
     def default_network(self) -> NetworkMode:
@@ -57,6 +63,7 @@ PROFILES: dict[ExecutionProfile, ProfileRules] = {
             NetworkMode.RESTRICTED,
             NetworkMode.FETCH_ONLY,
             NetworkMode.HOST,
+            NetworkMode.CONFLIST,
         ),
         source_mode=SourceMode.COW,
         source_modes=(SourceMode.RO, SourceMode.COW, SourceMode.RW),
@@ -65,10 +72,18 @@ PROFILES: dict[ExecutionProfile, ProfileRules] = {
         capabilities=(CapabilityGrant.NONE, CapabilityGrant.ROOT_IN_USERNS),
         limits=_LIMITS,
         unlimited_allowed=True,
+        disk_watched=None,
+        caches=True,
     ),
     ExecutionProfile.STANDARD_CI: ProfileRules(
         digest_required=True,
-        networks=(NetworkMode.DENY, NetworkMode.RESTRICTED, NetworkMode.FETCH_ONLY, NetworkMode.ALLOW),
+        networks=(
+            NetworkMode.DENY,
+            NetworkMode.RESTRICTED,
+            NetworkMode.FETCH_ONLY,
+            NetworkMode.ALLOW,
+            NetworkMode.CONFLIST,
+        ),
         source_mode=SourceMode.COW,
         source_modes=(SourceMode.RO, SourceMode.COW),
         root_read_only=False,
@@ -76,6 +91,8 @@ PROFILES: dict[ExecutionProfile, ProfileRules] = {
         capabilities=(CapabilityGrant.NONE, CapabilityGrant.ROOT_IN_USERNS),
         limits=_LIMITS,
         unlimited_allowed=False,
+        disk_watched=10 * _GIB,
+        caches=True,
     ),
     ExecutionProfile.RELEASE: ProfileRules(
         digest_required=True,
@@ -87,6 +104,8 @@ PROFILES: dict[ExecutionProfile, ProfileRules] = {
         capabilities=(CapabilityGrant.NONE,),
         limits=_LIMITS,
         unlimited_allowed=False,
+        disk_watched=10 * _GIB,
+        caches=False,
     ),
     ExecutionProfile.HIGH_ASSURANCE: ProfileRules(
         digest_required=True,
@@ -98,5 +117,7 @@ PROFILES: dict[ExecutionProfile, ProfileRules] = {
         capabilities=(CapabilityGrant.NONE,),
         limits=_LIMITS,
         unlimited_allowed=False,
+        disk_watched=10 * _GIB,
+        caches=False,
     ),
 }

@@ -10,7 +10,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from forgeyard_model.cache import CacheReport
 from forgeyard_model.errors import FailureClass
+from forgeyard_model.network import NetworkEvidence
 from forgeyard_model.policy import IsolationLevel, NetworkMode
 from forgeyard_model.profile import ExecutionProfile
 
@@ -67,6 +69,7 @@ class EndCause(StrEnum):
     CANCELLED = "cancelled"
     SANDBOX_DIED = "sandbox_died"
     INFRASTRUCTURE = "infrastructure"
+    SERVICE_FAILED = "service_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +152,17 @@ class PidsEvidence:
 
 @dataclass(frozen=True, slots=True)
 class DiskEvidence:
-    """Bytes of the writable layer. `full`: it was seen with no room left while the job ran."""
+    """Bytes of the writable layer. `full`: it was seen with no room left while the job ran.
+
+    out_of_files: it is full of files, not of bytes. watched: no filesystem holds the limit; the executor looks, and
+    kills the job that is past it, so `limit` can be overrun by what is written between two looks.
+    """
 
     limit: int | None = None
     peak: int | None = None
     full: bool = False
+    out_of_files: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +209,22 @@ class CollectedOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageUsed:
+    """Which image a job ran in, and how it came here.
+
+    :param asked: the reference as the job had it, also where a lock put a digest in the place of its tag.
+    :param pinned: the same image by digest.
+    :param platform: what was chosen for, as OS/ARCH.
+    :param source: ``pulled`` for this job; ``unpacked``, when its bytes were there; ``present``, when all of it was.
+    """
+
+    asked: str
+    pinned: str
+    platform: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """What really ran, and behind which boundary. Nothing here is a claim that was not read back."""
 
@@ -214,6 +239,56 @@ class Provenance:
     bundle_digest: str
     impure: tuple[str, ...] = ()
     uid_base: int | None = None
+    image: ImageUsed | None = None
+
+
+class ServiceState(StrEnum):
+    """How far a service came.
+
+    READY, UNPROVEN: it lived to the end of the job; the second had no way to show that it was ready. COMPLETED: it
+    had to exit 0 and did. FAILED: it never got ready. DIED: it ended by itself after it was ready. STOPPED: it was
+    not ready yet when the start was given up for another cause. NOT_STARTED: what it waited for never came.
+    """
+
+    READY = "ready"
+    COMPLETED = "completed"
+    UNPROVEN = "unproven"
+    FAILED = "failed"
+    DIED = "died"
+    STOPPED = "stopped"
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceResult:
+    """One service.
+
+    :param identity: digest of its image, or of the host rootfs; empty when it never got that far.
+    :param readiness: how it had to show that it is ready, in words.
+    :param ports_open, ports_shut: of the ports that its image exposes, where these were its readiness.
+    :param ready_after: seconds from the start of its program.
+    :param exit: None while its program ran, until we ended it.
+    :param oom: its memory limit killed it.
+    :param log_tail: last lines of its output, cut to a bound; bytes that are no UTF-8 are replaced.
+    :param last_probe: what the last probe said.
+    :param message: what went wrong, for people; empty when nothing did.
+    """
+
+    name: str
+    state: ServiceState
+    image: str | None = None
+    identity: str = ""
+    readiness: str = ""
+    ports_open: tuple[int, ...] = ()
+    ports_shut: tuple[int, ...] = ()
+    ready_after: float | None = None
+    exit: ProcessExit | None = None
+    oom: bool = False
+    log_tail: tuple[str, ...] = ()
+    last_probe: str = ""
+    message: str = ""
+    address: str = ""
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 _NO_PHASES: Mapping[str, float] = MappingProxyType({})
@@ -246,3 +321,6 @@ class ExecutionResult:
     provenance: Provenance
     startup: Mapping[str, float] = field(default_factory=lambda: _NO_PHASES)
     notes: tuple[str, ...] = ()
+    caches: tuple[CacheReport, ...] = ()
+    services: tuple[ServiceResult, ...] = ()
+    network: NetworkEvidence | None = None

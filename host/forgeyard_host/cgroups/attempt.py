@@ -65,7 +65,7 @@ class AttemptCgroup:
             if missing:
                 files.write(f"{directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in missing))
 
-    def bound(self, memory: int, pids: int) -> None:
+    def bound(self, *, memory: int | None, pids: int | None) -> None:
         """Limit the whole attempt as well, to the sum of what its containers have. Where a controller is missing, not.
 
         A container meets its own limit first, so that whose evidence counts what does not change.
@@ -80,7 +80,7 @@ class AttemptCgroup:
         try:
             for controller, name, value in files_of:
                 point = self.host.hierarchies[0] if v2 else self.host.controllers.get(controller)
-                if point is not None and os.path.exists(f"{point}{self.path}/{name}"):
+                if value is not None and point is not None and files.read(f"{point}{self.path}/{name}") is not None:
                     files.write(f"{point}{self.path}/{name}", str(value))
         except OSError as error:
             raise _not_made(error) from error

@@ -1,0 +1,1 @@
+"""Networks that CNI plugins make: an operator's own, by the name of its configuration (CNI specification 1.1)."""
