@@ -13,6 +13,7 @@ from typing import Final, Self, TypeVar
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, InvalidRequest
 from forgeyard_model.plan import SHIM_DIR
 from forgeyard_process_shim import fifos, protocol
+from forgeyard_process_shim.probe_pipe import ProbeEnd, ProbePipe
 from forgeyard_process_shim.protocol import BackgroundExited, Exited, Hello, NoExec, Report, ShimNote, Started
 
 FIFO_ARGV: Final = (f"{SHIM_DIR}/init", "fifo")
@@ -42,6 +43,7 @@ class ShimChannel:
     argv: Final = FIFO_ARGV
 
     def __init__(self, directory: Path, ends: fifos.HostEnds, owner: tuple[int, int]) -> None:
+        self._probe = None if ends.probe < 0 else ProbePipe(ends.probe)
         self._directory = directory
         self._owner = owner
         self._control, self._report = ends.control, ends.report
@@ -61,15 +63,16 @@ class ShimChannel:
         self.on_background_end: Callable[[BackgroundExited], None] | None = None
 
     @classmethod
-    def create(cls, directory: Path, *, shim: Path, uid: int, gid: int) -> Self:
+    def create(cls, directory: Path, *, shim: Path, uid: int, gid: int, probes: bool = False) -> Self:
         """Make the FIFOs and the init in `directory`, and open our ends. `uid` and `gid` are the job's on the host.
 
+        :param probes: for a container that `run_probe` is wanted in.
         :raises ExecutorError: IO_FAILED, reason ``shim_channel``.
         """
         try:
-            fifos.make_fifos(directory, uid, gid)
+            fifos.make_fifos(directory, uid, gid, probes=probes)
             fifos.place_init(directory, shim)
-            ends = fifos.open_host_ends(directory)
+            ends = fifos.open_host_ends(directory, probes=probes)
         except OSError as error:
             raise fifos.io_error(error, "make the channel to the job's init") from error
         return cls(directory, ends, (uid, gid))
@@ -133,8 +136,7 @@ class ShimChannel:
         :raises ShimDied: the init ended first.
         """
         frame = protocol.encode_step(replace(command, background=False))
-        while self._foreground is not None:
-            await asyncio.wait([self._foreground])
+        await self._idle()
         end: Future[Exited | NoExec] = self._new_future()
         self._foreground, self._foreground_id, self._on_started = end, command.id, started
         end.add_done_callback(self._foreground_done)
@@ -144,6 +146,37 @@ class ShimChannel:
         except asyncio.CancelledError:
             self.kill_step()
             raise
+
+    async def _idle(self) -> None:
+        while self._foreground is not None:
+            await asyncio.wait([self._foreground])
+
+    async def run_probe(self, command: protocol.StepCommand, *, timeout: float) -> ProbeEnd:
+        """Run a foreground step whose output is kept apart, for `timeout` seconds; then it is killed with its children.
+
+        What it wrote is complete by then, in so far as PROBE_TAIL holds it. Cancelled: as with `run_step`.
+
+        :raises InvalidRequest: no frame can hold the step.
+        :raises ExecutorError: INTERNAL ``shim_order``, for a channel without probes.
+        :raises ShimDied: the init ended first.
+        """
+        pipe = self._probe
+        if pipe is None:
+            raise ExecutorError(ExecutorErrorKind.INTERNAL, "shim_order", "this container was made without probes")
+        await self._idle()
+        expired = asyncio.Event()
+
+        def expire() -> None:
+            expired.set()
+            self.kill_step()
+
+        timer = asyncio.get_running_loop().call_later(timeout, expire)
+        try:
+            with pipe.reading():
+                end = await self.run_step(replace(command, probe=True))
+                return ProbeEnd(end, pipe.drain(), timed_out=expired.is_set())
+        finally:
+            timer.cancel()
 
     def _foreground_done(self, end: Future[Exited | NoExec]) -> None:
         self._foreground = None
@@ -157,8 +190,7 @@ class ShimChannel:
         :raises ShimDied: the init ended first.
         """
         frame = protocol.encode_step(replace(command, background=True))
-        while self._foreground is not None:
-            await asyncio.wait([self._foreground])
+        await self._idle()
         answer: Future[Started | NoExec | BackgroundExited] = self._new_future()
         self._background[command.id] = answer
         self._send(frame)
@@ -212,6 +244,8 @@ class ShimChannel:
         os.close(self._control)
         os.close(self._report)
         self._control = self._report = -1
+        if self._probe is not None:
+            self._probe.close(self._loop)
         if self._owns_output:
             os.close(self.stdout_fd)
             os.close(self.stderr_fd)

@@ -25,18 +25,20 @@ OUTPUT_PIPE: Final = 256 << 10
 
 # Modes are for the job's uid, as which the init opens its ends: each can be opened in one direction alone.
 _FIFOS: Final = {"control": 0o400, "report": 0o200, "stdout": 0o600, "stderr": 0o600}
+_PROBE: Final = {"probe": 0o200}
 INIT: Final = "init"
-RESERVED: Final = frozenset({*_FIFOS, INIT})
+RESERVED: Final = frozenset({*_FIFOS, *_PROBE, INIT})
 
 
 @dataclass(slots=True)
 class HostEnds:
-    """Descriptors of the executor's ends, all non-blocking and close-on-exec."""
+    """Descriptors of the executor's ends, all non-blocking and close-on-exec. `probe`: -1 without one."""
 
     control: int
     report: int
     stdout: int
     stderr: int
+    probe: int = -1
 
 
 def io_error(error: OSError, doing: str) -> ExecutorError:
@@ -44,12 +46,12 @@ def io_error(error: OSError, doing: str) -> ExecutorError:
     return ExecutorError(ExecutorErrorKind.IO_FAILED, "shim_channel", f"could not {doing}", details=str(error))
 
 
-def make_fifos(directory: Path, uid: int, gid: int) -> None:
-    """Make the FIFOs, owned by the job's host uid and gid.
+def make_fifos(directory: Path, uid: int, gid: int, *, probes: bool = False) -> None:
+    """Make the FIFOs, owned by the job's host uid and gid; with `probes` also the one for what probes write.
 
     :raises OSError: as mkfifo and chown give it.
     """
-    for name, mode in _FIFOS.items():
+    for name, mode in (_FIFOS | _PROBE if probes else _FIFOS).items():
         path = f"{directory}/{name}"
         os.mkfifo(path, 0)
         os.chmod(path, mode)
@@ -74,7 +76,7 @@ def place_init(directory: Path, shim: Path) -> None:
     target.chmod(0o555)
 
 
-def open_host_ends(directory: Path) -> HostEnds:
+def open_host_ends(directory: Path, *, probes: bool = False) -> HostEnds:
     """Open our ends before the init opens its own.
 
     :raises OSError: as open gives it; nothing stays open.
@@ -83,13 +85,13 @@ def open_host_ends(directory: Path) -> HostEnds:
     try:
         # Read and write, so that the init's own open finds both a writer and, for ours, a reader.
         opened.append(os.open(f"{directory}/control", os.O_RDWR | os.O_NONBLOCK))
-        reading = (f"{directory}/{name}" for name in ("report", "stdout", "stderr"))
+        reading = (f"{directory}/{name}" for name in ("report", "stdout", "stderr", *(_PROBE if probes else ())))
         opened.extend(os.open(path, os.O_RDONLY | os.O_NONBLOCK) for path in reading)
     except OSError:
         for fd in opened:
             os.close(fd)
         raise
-    for fd in opened[2:]:
+    for fd in opened[2:4]:
         with suppress(PermissionError):  # past the user's share of pipe memory the default size serves
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, OUTPUT_PIPE)
     return HostEnds(*opened)
@@ -97,7 +99,7 @@ def open_host_ends(directory: Path) -> HostEnds:
 
 def remove_fifos(directory: Path) -> None:
     """Take the names away: what is open stays usable, nobody else can open it. Idempotent."""
-    for name in _FIFOS:
+    for name in (*_FIFOS, *_PROBE):
         with suppress(FileNotFoundError):
             os.unlink(f"{directory}/{name}")
 

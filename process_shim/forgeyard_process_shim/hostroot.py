@@ -17,10 +17,10 @@ from forgeyard_process_shim import hostroot_rules as rules
 from forgeyard_process_shim.hostroot_assemble import COVERS, ROOT, Skeleton, assemble, bare_skeleton, etc_names
 from forgeyard_process_shim.hostroot_cache import Record, building, load_record, publish, save_record, stamp_of
 from forgeyard_process_shim.hostroot_layout import Layout, read_layout
-from forgeyard_process_shim.hostroot_synthetic import EXTRA_WRITABLE, HOSTS, JOB_USER, RESOLV_CONF, hosts_file
+from forgeyard_process_shim.hostroot_synthetic import EXTRA_WRITABLE, HOSTNAME, HOSTS, JOB_USER, RESOLV_CONF, hosts_file
 from forgeyard_process_shim.hostroot_tree import digest
 
-__all__ = ["EXTRA_WRITABLE", "HOSTS", "RESOLV_CONF", "HostRootfs", "hosts_file"]
+__all__ = ["EXTRA_WRITABLE", "HOSTNAME", "HOSTS", "RESOLV_CONF", "HostRootfs", "hosts_file"]
 
 _FORMAT: Final = 1  # raise it when a skeleton is put together otherwise from the same inputs
 

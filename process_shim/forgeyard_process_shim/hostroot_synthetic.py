@@ -13,6 +13,8 @@ HOSTS: Final = "/etc/hosts"
 """A file of its own in the skeleton, so that an attempt's `hosts_file` can be bound over it."""
 RESOLV_CONF: Final = "/etc/resolv.conf"
 """Empty in the skeleton; a networked attempt binds its own over it."""
+HOSTNAME: Final = "/etc/hostname"
+"""As RESOLV_CONF."""
 
 EXTRA_WRITABLE: Final = ("/var/tmp", "/run")  # noqa: S108  inside the sandbox
 """Beside FilesystemPolicy.writable_paths: places that programs expect to write to. The root is read-only."""
@@ -80,4 +82,4 @@ def synthetic_tree(shells: tuple[str, ...]) -> Tree:
     }
     tree |= {f"/etc/{name}": text(content) for name, content in files.items()}
     # no server listed: glibc then asks loopback, where nothing listens, and a look-up fails at once
-    return tree | {HOSTS: text(hosts_file()), RESOLV_CONF: text("")}
+    return tree | {HOSTS: text(hosts_file()), RESOLV_CONF: text(""), HOSTNAME: text("")}

@@ -21,12 +21,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { VERSION = 1, MAX_FRAME = 4 << 20, MAX_WORDS = 1 << 16, MAX_STEPS = 1 + 64, EXIT_LOST = 70, EXIT_USAGE = 64 };
+enum { VERSION = 2, MAX_FRAME = 4 << 20, MAX_WORDS = 1 << 16, MAX_STEPS = 1 + 64, EXIT_LOST = 70, EXIT_USAGE = 64 };
 enum { SWEEPS = 400, SWEEP_MS = 5, REPORT_MS = 10000 };
 enum { GO = 1, STEP, SIGNAL, KILL_STEP, FINISH };
 enum { HELLO = 0x81, STARTED, NOEXEC, EXITED, BACKGROUND_EXITED, ERROR };
 enum { STAGE_FORK = 1, STAGE_STDIN, STAGE_CHDIR, STAGE_EXEC, STAGE_INTERPRETER };
-enum { BACKGROUND = 1, MERGE = 2, MASKED = 4, ON_FAILURE = 8, ALWAYS = 16 };
+enum { BACKGROUND = 1, MERGE = 2, MASKED = 4, ON_FAILURE = 8, ALWAYS = 16, PROBE = 32 };
 
 struct step { uint32_t id, flags; char *cwd, *input, **argv, **env; };
 /* In a shared page, since that costs a child no descriptor to report in. Only our own non-dumpable code ever has it
@@ -39,7 +39,8 @@ static char *words[MAX_WORDS];
 static volatile struct slot *slots;               /* 0: the foreground step; the others: background steps */
 static struct end { int over, status; struct rusage used; } ended;   /* how the foreground step's process ended */
 static int backgrounds, replaying, released, failed, leftovers;
-static int control_fd = -1, report_fd = -1, signal_fd = -1, oom_fd = -1, children_fd = -1, out_fd = 1, err_fd = 2;
+static int control_fd = -1, report_fd = -1, signal_fd = -1, oom_fd = -1, children_fd = -1;
+static int outputs[3] = { 1, 2, -1 };             /* of steps, and one pipe for all that probes write */
 static char oom_own[16] = "0";
 
 /* Wait for input on one of two descriptors and for room in a third (-1: none), and leave in `set` which have input.
@@ -126,7 +127,8 @@ static _Noreturn void become(const struct step *step, volatile struct slot *slot
     sigset_t none;
     setsid();                                     /* a group of its own, so that a soft signal reaches all of it */
     int input = open(*step->input ? step->input : "/dev/null", O_RDONLY | O_CLOEXEC);
-    if (input < 0 || dup2(input, 0) < 0 || dup2(out_fd, 1) < 0 || dup2(step->flags & MERGE ? out_fd : err_fd, 2) < 0)
+    if (input < 0 || dup2(input, 0) < 0 || dup2(outputs[step->flags & PROBE ? 2 : 0], 1) < 0 ||
+        dup2(step->flags & (MERGE | PROBE) ? 1 : outputs[1], 2) < 0)
         give_up(slot, STAGE_STDIN);
     if (chdir(step->cwd) < 0) give_up(slot, STAGE_CHDIR);
     for (int number = 1; number < NSIG; number++)
@@ -196,8 +198,7 @@ static void end_foreground(void) {
     ended.over = 0;
     leftovers = 0;
     int mixed = backgrounds && sweep() < 0;
-    if (mixed)
-        COMPLAIN("leftovers could not be told from background steps: all were killed");
+    if (mixed) COMPLAIN("leftovers could not be told from background steps: all were killed");
     if (mixed || !backgrounds) {
         kill(-1, SIGKILL);                        /* one pass under the kernel's lock: no fork can slip past it */
         reap(0);
@@ -232,8 +233,7 @@ static _Noreturn void supervise(const struct step *step, volatile struct slot *s
     }
     REPORT(STARTED, slot->id, (uint32_t)slot->pid);
     wipe_frame();
-    close(out_fd);
-    close(err_fd);
+    for (int output = 0; output < 3; output++) close(outputs[output]);
     for (pid_t pid; (pid = wait4(-1, &status, 0, &used)) > 0;)
         if (pid == slot->pid) {
             slot->reported = 1;
@@ -245,8 +245,8 @@ static _Noreturn void supervise(const struct step *step, volatile struct slot *s
 static void start(const struct step *step) {
     int behind = step->flags & BACKGROUND, i = behind ? find_child(0) : 0;
     volatile struct slot *slot = &slots[i];
-    fcntl(out_fd, F_SETFL, 0);                    /* steps share these: one that made them non-blocking must not */
-    fcntl(err_fd, F_SETFL, 0);                    /* break the next */
+    for (int output = 0; output < 3; output++)    /* steps share these: one that made them non-blocking must not */
+        fcntl(outputs[output], F_SETFL, 0);       /* break the next */
     memset((void *)slot, 0, sizeof *slot);
     slot->id = step->id;
     slot->masked = behind || step->flags & MASKED;
@@ -308,8 +308,7 @@ static char *next_string(size_t *at) {
 /* id, flags, count of arguments, count of variables; then working directory, stdin, arguments, variables. */
 static struct step parse_step(void) {
     size_t at = 21, count = 0;
-    if (have < at || number_at(13) < 1 || (uint64_t)number_at(13) + number_at(17) + 2 > MAX_WORDS)
-        fail();
+    if (have < at || number_at(13) < 1 || (uint64_t)number_at(13) + number_at(17) + 2 > MAX_WORDS) fail();
     uint32_t argc = number_at(13), envc = number_at(17);
     struct step step = { number_at(5), number_at(9), next_string(&at), NULL, words, words + argc + 1 };
     step.input = next_string(&at);
@@ -385,8 +384,9 @@ int main(int argc, char **argv) {
     control_fd = open_or_leave(replaying ? argv[2] : "/.forgeyard/control", O_RDONLY);
     if (!replaying) {
         report_fd = open_or_leave("/.forgeyard/report", O_WRONLY);
-        out_fd = open_or_leave("/.forgeyard/stdout", O_WRONLY);
-        err_fd = open_or_leave("/.forgeyard/stderr", O_WRONLY);
+        outputs[0] = open_or_leave("/.forgeyard/stdout", O_WRONLY);
+        outputs[1] = open_or_leave("/.forgeyard/stderr", O_WRONLY);
+        outputs[2] = open("/.forgeyard/probe", O_WRONLY | O_NONBLOCK | O_CLOEXEC); /* services alone have it */
         REPORT(HELLO, VERSION, (uint32_t)getpid(), getuid(), getgid());
     }
     for (;;) {

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, InvalidRequest
 from forgeyard_model.job import EMPTY
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_FRAME: Final = 4 << 20
 """Bytes of a command with its length, as init.c bounds it; execve's own limits are below that."""
 MAX_REPORT: Final = 255
@@ -55,7 +55,7 @@ class ReportType(IntEnum):
 
 
 class StepFlag(IntFlag):
-    """Bits of a STEP frame; the last three count in replay only."""
+    """Bits of a STEP frame; MASKED, ON_FAILURE and ALWAYS count in replay only."""
 
     NONE = 0
     BACKGROUND = 1
@@ -63,6 +63,7 @@ class StepFlag(IntFlag):
     MASKED = 4
     ON_FAILURE = 8
     ALWAYS = 16
+    PROBE = 32
 
 
 class Stage(IntEnum):
@@ -82,6 +83,7 @@ class StepCommand:
     :param id: positive, different for each step of an attempt.
     :param env: the whole environment; PATH in it finds `argv[0]`.
     :param stdin: file to read from; empty is /dev/null.
+    :param probe: what it writes goes into the channel's probe pipe, as one stream, and not into the job's output.
     """
 
     id: int
@@ -91,6 +93,7 @@ class StepCommand:
     stdin: str = ""
     background: bool = False
     merge_output: bool = False
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,7 @@ def encode_step(command: StepCommand, extra: StepFlag = StepFlag.NONE) -> bytes:
         raise InvalidRequest("step", command.argv[:1], f"needs 1 to {MAX_WORDS} arguments and variables")
     flags = extra | (StepFlag.BACKGROUND if command.background else 0)
     flags |= StepFlag.MERGE_OUTPUT if command.merge_output else 0
+    flags |= StepFlag.PROBE if command.probe else 0
     strings = [command.cwd, command.stdin, *command.argv, *map(_variable, command.env.items())]
     head = struct.pack("<IIII", command.id, flags, len(command.argv), len(command.env))
     payload = head + b"".join(_string(text) for text in strings)

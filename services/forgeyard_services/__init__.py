@@ -1,1 +1,1 @@
-"""Sidecar services beside a job. None can be run yet: a job file that names one is refused by name."""
+"""Sidecar services beside a job: their order, readiness and supervision, and what CI files say of them."""

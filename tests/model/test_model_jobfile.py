@@ -42,14 +42,6 @@ FULL: dict[str, Any] = {
     "outputs": [{"path": "report.xml"}, {"path": "./coverage/", "optional": True}],
     "merge_output": True,
     "output_cap": "1MiB",
-}
-NOT_YET: dict[str, Any] = {
-    "secrets": [
-        {"name": "TOKEN", "as": "env", "steps": ["publish"]},
-        {"name": "netrc", "as": "file", "path": "/run/secrets/netrc"},
-    ],
-    "devices": ["vendor.com/gpu=0"],
-    "caches": [{"key": "pip", "path": "/home/forgeyard/.cache/pip", "mode": "rw"}],
     "services": {
         "db": {
             "image": f"registry.example.org/postgres@{DIGEST}",
@@ -62,9 +54,14 @@ NOT_YET: dict[str, Any] = {
         "migrate": {"image": "x", "oneshot": True, "on_exit": "ignore", "depends_on": {"db": {}}},
     },
     "services_timeout": "1m",
-    "network": {
-        "restricted": {"allow": [{"host": "*.example.org", "ports": [443]}, {"cidr": "10.20.0.0/16", "ports": [5432]}]}
-    },
+    "caches": [{"key": "pip/main", "path": "/home/forgeyard/.cache/pip", "mode": "ro"}, {"key": "x", "path": "/x"}],
+}
+NOT_YET: dict[str, Any] = {
+    "secrets": [
+        {"name": "TOKEN", "as": "env", "steps": ["publish"]},
+        {"name": "netrc", "as": "file", "path": "/run/secrets/netrc"},
+    ],
+    "devices": ["vendor.com/gpu=0"],
 }
 
 
@@ -125,11 +122,12 @@ def test_the_whole_format_parses_at_once() -> None:
     assert parsed.services["migrate"].depends_on["db"].condition == "service_healthy"
 
 
-@pytest.mark.parametrize("mode", ["fetch-only", "allow"])
-def test_networks_not_supported_yet(mode: str) -> None:
-    """A mode that can't be enforced is refused, not replaced by another."""
-    with pytest.raises(ExecutorError, match=f"network: {mode} is not supported"):
-        JobFile.model_validate(MINIMAL | {"network": mode}).to_job()
+@pytest.mark.parametrize("mode", [NetworkMode.FETCH_ONLY, NetworkMode.ALLOW, NetworkMode.DENY])
+def test_networks_by_name(mode: NetworkMode) -> None:
+    """A name stands for the mode, and for nothing else."""
+    job = JobFile.model_validate(MINIMAL | {"network": mode.value}).to_job()
+    assert job.network is not None
+    assert (job.network.mode, job.network.egress) == (mode, None)
 
 
 def test_host_network_is_the_profiles_to_refuse() -> None:
@@ -214,6 +212,11 @@ def change(**changes: Any) -> dict[str, Any]:
         (change(secrets=[{"name": "A", "value": "x"}]), ("secrets", 0, "value"), "not permitted"),
         (change(devices=["/dev/kvm"]), ("devices", 0), "CDI name"),
         (change(caches=[{"key": "a", "path": "x"}]), ("caches", 0, "path"), "absolute"),
+        (change(caches=[{"key": "a", "path": "/work/source/x"}]), ("caches", 0, "path"), "belongs to the sandbox"),
+        (change(caches=[{"key": "a", "path": "/home"}]), ("caches", 0, "path"), "would hide"),
+        (change(caches=[{"key": "a\n", "path": "/x"}]), ("caches", 0, "key"), "printable"),
+        (change(caches=[{"key": "a", "path": "/x"}, {"key": "a", "path": "/y"}]), ("caches", 1, "key"), "twice"),
+        (change(caches=[{"key": "a", "path": "/x"}, {"key": "b", "path": "/x"}]), ("caches", 1, "path"), "twice"),
         (change(outputs=[{"path": "/work/output/x"}]), ("outputs", 0, "path"), "relative to /work/output"),
         (change(outputs=[{"path": "a/../../b"}]), ("outputs", 0, "path"), "without '..'"),
         (change(outputs=[{"path": "."}]), ("outputs", 0, "path"), "relative"),

@@ -13,7 +13,7 @@ import pytest
 
 from forgeyard_model.errors import ExecutorError, InvalidRequest
 from forgeyard_process_shim.channel import ShimChannel, ShimDied
-from forgeyard_process_shim.protocol import Exited, ProtocolError, StepCommand
+from forgeyard_process_shim.protocol import VERSION, Exited, ProtocolError, StepCommand
 
 STEP = StepCommand(1, ("true",))
 
@@ -23,7 +23,7 @@ def report(kind: int, *words: int) -> bytes:
     return struct.pack(f"<IB{len(words)}Q", 1 + 8 * len(words), kind, *words)
 
 
-HELLO = report(0x81, 1, 1, 0, 0)
+HELLO = report(0x81, VERSION, 1, 0, 0)
 STARTED = report(0x82, 1, 5)
 EXITED = report(0x84, 1, 0, 0, 0, 0, 0, 0, 0)
 
