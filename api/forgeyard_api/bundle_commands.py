@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,18 +58,22 @@ def show(
 def _generate(arguments: JobArguments, directory: Path, runtime: str | None, state_dir: Path | None) -> Bundle:
     import asyncio
 
+    from forgeyard_api.image_flags import image_options
     from forgeyard_api.job_from_flags import plan_run
+    from forgeyard_api.pull_progress import pull_progress
 
     planned = plan_run(arguments)
-    config = configured(state_dir, runtime)
+    with closing(pull_progress()) as progress:
+        images = image_options(arguments, progress)
+        config = configured(state_dir, runtime)
 
-    async def work() -> Bundle:
-        from forgeyard_executor import Executor
+        async def work() -> Bundle:
+            from forgeyard_executor import Executor
 
-        async with Executor.open(config=config) as executor:
-            return await executor.generate_bundle(planned.job, directory, source=planned.source)
+            async with Executor.open(config=config) as executor:
+                return await executor.generate_bundle(planned.job, directory, source=planned.source, images=images)
 
-    return asyncio.run(work())
+        return asyncio.run(work())
 
 
 def _remove(directory: Path) -> None:

@@ -10,8 +10,10 @@ from forgeyard_api import (
     bundle_commands,
     bundle_diff,
     config_commands,
+    image_commands,
     job_commands,
     plan_commands,
+    policy_commands,
     run_command,
     sandbox_commands,
     sandbox_doctor,
@@ -30,6 +32,8 @@ app = typer.Typer(
 )
 bundle = typer.Typer(help="See the bundle that a job would run from.", no_args_is_help=True, rich_markup_mode=None)
 config = typer.Typer(help="See and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
+image = typer.Typer(help="Pull, list and remove images.", no_args_is_help=True, rich_markup_mode=None)
+policy = typer.Typer(help="Network policies from what jobs did.", no_args_is_help=True, rich_markup_mode=None)
 job = typer.Typer(help="Write and check job files.", no_args_is_help=True, rich_markup_mode=None)
 
 app.command("run", cls=CommandAfterDashes)(run_command.run)
@@ -40,12 +44,23 @@ bundle.command("show", cls=CommandAfterDashes)(bundle_commands.show)
 job.command("init")(job_commands.init)
 job.command("validate")(job_commands.validate)
 job.command("schema")(job_commands.schema)
+image.command("pull")(image_commands.pull)
+image.command("push")(image_commands.push)
+image.command("resolve")(image_commands.resolve)
+image.command("ls")(image_commands.ls)
+image.command("inspect")(image_commands.inspect)
+image.command("rm")(image_commands.rm)
+image.command("prune")(image_commands.prune)
+image.command("verify")(image_commands.verify)
+policy.command("from-audit")(policy_commands.from_audit)
 app.command("ps")(sandbox_commands.ps)
 app.command("gc")(sandbox_commands.gc)
 config.command("check")(config_commands.check)
 config.command("show")(config_commands.show)
 app.add_typer(bundle, name="bundle")
+app.add_typer(image, name="image")
 app.add_typer(job, name="job")
+app.add_typer(policy, name="policy")
 app.add_typer(config, name="config")
 app.add_typer(sandbox_doctor.runner, name="runner")
 

@@ -71,9 +71,24 @@ class JobFlags:
     process: Annotated[bool, typer.Option("--process", help="Run on the host's programs, read-only (the default).")] = (
         False
     )
-    image: Annotated[str | None, _text("--image", "REF", "Run in an image: oci:PATH@sha256:DIGEST.")] = None
+    image: Annotated[str | None, _text("--image", "REF", "Run in an image: NAME@sha256:DIGEST, or oci:PATH@….")] = None
+    platform: Annotated[str | None, _text("--platform", "OS/ARCH", "Of the image; else this host's.")] = None
+    pull: Annotated[
+        str, typer.Option("--pull", metavar="missing|always|never", help="When to ask the image's registry.")
+    ] = "missing"
+    lock: Annotated[
+        Path | None, typer.Option("--lock", metavar="FILE", help="File of image tags and their digests; it is kept up.")
+    ] = None
+    frozen: Annotated[bool, typer.Option("--locked", help="Refuse a tag that --lock does not have.")] = False
     profile: Annotated[str | None, _choice("--profile", ExecutionProfile, "Set of defaults and bounds.")] = None
     network: Annotated[str | None, _choice("--network", NetworkMode, "Network of the job.")] = None
+    allow: Annotated[
+        list[str],
+        typer.Option("--allow", metavar="HOST[:PORT]|CIDR[:PORT]", help="What a restricted network may reach."),
+    ] = ()  # type: ignore[assignment]  # a list that repeats, as below
+    services_from: Annotated[
+        str | None, _text("--services-from", "FILE[:JOB]", "Services as a GitLab or GitHub file has them.")
+    ] = None
     memory: Annotated[str | None, _text("--memory", "SIZE", "Memory limit, such as 64MiB.")] = None
     cpus: Annotated[str | None, _text("--cpus", "N", "Processors, such as 2 or 0.5.")] = None
     pids: Annotated[str | None, _text("--pids", "N", "Processes and threads at a time.")] = None
@@ -96,6 +111,9 @@ class JobFlags:
     source_mode: Annotated[
         str | None, _choice("--source-mode", SourceMode, "Read-only, discarded writes, or the tree itself.")
     ] = None
+    cache: Annotated[
+        list[str], typer.Option("--cache", metavar="KEY=PATH[:ro|rw]", help="Directory kept between jobs.")
+    ] = ()  # type: ignore[assignment]  # as above
     secret: Annotated[
         list[str], typer.Option("--secret", metavar="NAME=…", help="Value of a secret (not in this version).")
     ] = ()  # type: ignore[assignment]  # as above

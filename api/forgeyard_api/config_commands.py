@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,6 +68,13 @@ def settings(config: ExecutorConfig) -> Iterator[tuple[str, Any, str]]:
         for name, field in LIMIT_FIELDS.items():
             key, value = f"limits.{table_name}.{name}", getattr(limits, field)
             yield key, None if value is None else shown_limit(name, value), config.origin(key)
+    for table_name in ("retention", "watermarks", "caches"):
+        for item in fields(getattr(config, table_name)):
+            key, value = f"{table_name}.{item.name}", getattr(getattr(config, table_name), item.name)
+            yield key, _kept(item.name, value), config.origin(key)
+    for item in fields(config.network):
+        key, value = f"network.{item.name}", getattr(config.network, item.name)
+        yield key, _network(value), config.origin(key)
     block = config.uid_block
     shown = None if block is None else {"base": block.base, "size": block.size}
     yield "uid_block", shown, config.origin("uid_block")
@@ -75,6 +83,24 @@ def settings(config: ExecutorConfig) -> Iterator[tuple[str, Any, str]]:
         for path in config.approved_host_paths
     ]
     yield "approved_host_paths", paths or None, config.origin("approved_host_paths")
+
+
+def _kept(name: str, value: Any) -> Any:
+    """A bound of what is kept, as the configuration writes it."""
+    from forgeyard_model.units import format_duration, format_size
+
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return format_duration(value)
+    return format_size(value) if name.endswith("_size") else str(value)
+
+
+def _network(value: Any) -> Any:
+    """A value of the network table, as the configuration writes it; of tables, the keys that say something."""
+    if isinstance(value, tuple):
+        return [asdict(item) if is_dataclass(item) and not isinstance(item, type) else item for item in value] or None
+    return None if value == "" else value
 
 
 def _load(file: Path | None) -> LoadedConfig:

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from forgeyard_api.cli_flags import JobArguments, JobFlags
 from forgeyard_api.env_flags import read_environment
 from forgeyard_api.main import as_usage
+from forgeyard_api.network_flags import network_policy, services_from
+from forgeyard_model.cache import CacheRequest, parse_cache
 from forgeyard_model.errors import ExecutorError, InvalidRequest
 from forgeyard_model.job import HOST_ROOTFS, Job, Step
 from forgeyard_model.jobfile_support import (
     UNLIMITED,
-    refuse_network,
     refuse_unlimited,
     resolve,
     resolve_image,
     unsupported,
 )
 from forgeyard_model.limits import ResourceLimits
-from forgeyard_model.policy import NetworkMode, NetworkPolicy, SourceMode
+from forgeyard_model.policy import NetworkPolicy, SourceMode
 from forgeyard_model.profile import ExecutionProfile
 from forgeyard_model.units import parse_duration
 
@@ -39,10 +40,11 @@ _T = TypeVar("_T", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """What a command line asks for. `source`: absolute path of the tree, None for none."""
+    """What a command line asks for. `source`: absolute path of the tree, None for none. `notes`: on what was read."""
 
     job: Job
     source: str | None
+    notes: tuple[str, ...] = ()
 
 
 def plan_run(arguments: JobArguments, *, refused: list[ExecutorError] | None = None) -> PlannedRun:
@@ -56,16 +58,20 @@ def plan_run(arguments: JobArguments, *, refused: list[ExecutorError] | None = N
     with as_usage():
         _check_combination(arguments)
         overrides = _Overrides.read(flags)
-    _refuse(_unsupported_flags(flags, overrides), refused)
+    _refuse(_unsupported_flags(flags), refused)
     if flags.job_file is None:
         job, source = _job_of_command(arguments, overrides), None
     else:
         job, source = _job_of_file(flags, overrides, flags.job_file, refused)
     if flags.source is not None:
         source = str(flags.source.absolute())
+    notes: tuple[str, ...] = ()
     with as_usage():
         _check_source(flags, source)
-    return PlannedRun(overrides.apply(job), source)
+        if flags.services_from is not None:
+            services, notes = services_from(flags.services_from)
+            job = replace(job, services=(*job.services, *services))
+    return PlannedRun(overrides.apply(job), source, notes)
 
 
 def _check_combination(arguments: JobArguments) -> None:
@@ -76,6 +82,8 @@ def _check_combination(arguments: JobArguments) -> None:
         raise InvalidRequest("JOBFILE", flags.job_file, "give a job file or `-- CMD`, not both")
     if flags.job_file is None and not command and flags.image is None:
         raise InvalidRequest("CMD", "", "give a job file, or a command after --")
+    if flags.platform is not None and flags.image is None and (flags.process or flags.job_file is None):
+        raise InvalidRequest("--platform", flags.platform, "goes with an image: add --image REF, or leave it out")
     if flags.entrypoint is not None and (flags.image is None or flags.job_file is not None):
         raise InvalidRequest("--entrypoint", flags.entrypoint, "goes with --image and `-- ARGS` only")
     if command and not command[0] and flags.image is None:
@@ -89,15 +97,10 @@ def _refuse(errors: Iterator[ExecutorError], refused: list[ExecutorError] | None
         refused.append(error)
 
 
-def _unsupported_flags(flags: JobFlags, overrides: _Overrides) -> Iterator[ExecutorError]:
+def _unsupported_flags(flags: JobFlags) -> Iterator[ExecutorError]:
     if flags.secret:
         # The value may be in the text: it is not shown.
         yield unsupported("--secret", "not supported in this version", "leave it out")
-    try:
-        if overrides.network is not None:
-            refuse_network(overrides.network, field="--network")
-    except ExecutorError as error:
-        yield error
     for flag in _LIMIT_FLAGS.values():
         try:
             refuse_unlimited(f"--{flag}", getattr(flags, flag))
@@ -143,7 +146,7 @@ def _overridden(loaded: LoadedJobFile, flags: JobFlags, overrides: _Overrides) -
     if overrides.profile is not None:
         changes["profile"] = overrides.profile
     if overrides.network is not None:
-        changes["network"] = overrides.network
+        changes["network"] = overrides.network.mode
     if flags.process:
         changes.update(rootfs=HOST_ROOTFS, image=None)
     if flags.image is not None:
@@ -166,27 +169,34 @@ class _Overrides:
     """Flags whose values are read the same with and without a job file."""
 
     profile: ExecutionProfile | None
-    network: NetworkMode | None
+    network: NetworkPolicy | None
     source_mode: SourceMode | None
     limits: ResourceLimits
     grace: float | None
     env: Mapping[str, str]
+    caches: tuple[CacheRequest, ...]
     flags: JobFlags
 
     @classmethod
     def read(cls, flags: JobFlags) -> _Overrides:
         """:raises InvalidRequest: names the flag."""
         grace = None if flags.grace is None else parse_duration(flags.grace, field="--grace", allow_zero=True)
-        for flag, value in (("--workdir", flags.workdir), ("--user", flags.user), ("--image", flags.image)):
+        for flag, value in (
+            ("--workdir", flags.workdir),
+            ("--user", flags.user),
+            ("--image", flags.image),
+            ("--platform", flags.platform),
+        ):
             if value == "":
                 raise InvalidRequest(flag, value, "can't be empty: leave it out")
         return cls(
             profile=_choice("--profile", flags.profile, ExecutionProfile),
-            network=_choice("--network", flags.network, NetworkMode),
+            network=network_policy(flags.network, flags.allow),
             source_mode=_choice("--source-mode", flags.source_mode, SourceMode),
             limits=_limits(flags),
             grace=grace,
             env=read_environment(flags.env_file, flags.env),
+            caches=tuple(parse_cache(text) for text in flags.cache),
             flags=flags,
         )
 
@@ -200,13 +210,18 @@ class _Overrides:
             "steps": tuple(_without(step, self.env) for step in job.steps),
         }
         if self.network is not None:
-            changes["network"] = NetworkPolicy(self.network)
+            changes["network"] = self.network
         if flags.user is not None:
             changes["user"] = flags.user
+        if flags.platform is not None:
+            changes["platform"] = flags.platform
         if flags.workdir is not None:
             changes["workdir"] = str(Path("/work/source", flags.workdir))
         if self.source_mode is not None:
             changes["source_mode"] = self.source_mode
+        if self.caches:
+            keys = {cache.key for cache in self.caches}
+            changes["caches"] = (*(cache for cache in job.caches if cache.key not in keys), *self.caches)
         if self.grace is not None:
             changes["timeouts"] = replace(job.timeouts, grace=self.grace)
         return replace(job, **changes)

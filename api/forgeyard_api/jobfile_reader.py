@@ -87,13 +87,21 @@ def load_job_file(path: Path) -> LoadedJobFile:
     :raises InvalidRequest: when there is no such file, or it can't be read as one.
     :raises InvalidJobFile: with every problem in it.
     """
+    shown, tree = str(path), read_document(path)
+    return LoadedJobFile(parse_tree(tree, shown), tree, shown, str(path.absolute().parent))
+
+
+def read_document(path: Path) -> Node:
+    """The YAML document at `path`, whatever it is about.
+
+    :raises InvalidRequest: when there is no such file, or it is no text. :raises InvalidJobFile: no YAML.
+    """
     shown = str(path)
     text = _read(path, shown)
     try:
-        tree = read_tree(text)
+        return read_tree(text)
     except YamlProblem as problem:
         raise InvalidJobFile(shown, [_from_yaml(problem)]) from problem
-    return LoadedJobFile(parse_tree(tree, shown), tree, shown, str(path.absolute().parent))
 
 
 def parse_tree(tree: Node, shown: str) -> JobFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forgeyard_api.job_from_flags import PlannedRun
+    from forgeyard_executor.images import ImageOptions
     from forgeyard_model.config import ExecutorConfig
     from forgeyard_model.enforcement import PlanReport, PlanRow
     from forgeyard_model.errors import ExecutorError
@@ -35,25 +37,30 @@ def plan(
 ) -> int:
     """Say of each part of a job's policy whether this host enforces it, by what, and what to do where it does not.
 
+    An image is pulled as `run` pulls it; with --pull never, one that is not there is refused as `run` refuses it.
     Exit 0 when the job could run here, 125 when it would be refused, 2 for input that can't be used.
     """
     import asyncio
 
+    from forgeyard_api.image_flags import image_options
     from forgeyard_api.job_from_flags import plan_run
+    from forgeyard_api.pull_progress import pull_progress
 
     refused: list[ExecutorError] = []
     planned = plan_run(arguments, refused=refused)
-    config = configured(state_dir, runtime)
-    report = with_refusals(asyncio.run(_report(planned, config)), refused)
+    with closing(pull_progress()) as progress:
+        images = image_options(arguments, progress)
+        config = configured(state_dir, runtime)
+        report = with_refusals(asyncio.run(_report(planned, config, images)), refused)
     typer.echo(_json(report) if as_json else _text(report))
     return 0 if report.runnable else REFUSED
 
 
-async def _report(planned: PlannedRun, config: ExecutorConfig) -> PlanReport:
+async def _report(planned: PlannedRun, config: ExecutorConfig, images: ImageOptions) -> PlanReport:
     from forgeyard_executor import Executor
 
     async with Executor.open(config=config) as executor:
-        return await executor.plan(planned.job, source=planned.source)
+        return await executor.plan(planned.job, source=planned.source, images=images)
 
 
 def with_refusals(report: PlanReport, refused: Sequence[ExecutorError]) -> PlanReport:

@@ -26,6 +26,8 @@ configuration may raise a minimum, never lower it.
 """
 _NOTES: Final = """
 The limits are what a job gets that names none; a job may name others. A limit of *none* is bounded by the host alone.
+One that is *watched* is held by no filesystem: the executor counts what the job writes, and kills it past that. A disk
+limit that the job or the configuration names is held by a filesystem of that size, with its room set aside.
 *Digest* means that `image` has to end in `@sha256:…`. Where a user namespace is *required* and the host can't make
 one, the job is refused; where it is *preferred*, the job runs and the result says which it got. *`unlimited` allowed*
 is the profile's word; this version enforces every limit but disk, and refuses the rest.
@@ -61,6 +63,12 @@ def _limit(value: float | None, shown: Callable[[int], str] | None = None) -> st
     return shown(int(value)) if shown is not None else f"{value:g}"
 
 
+def _disk(rules: ProfileRules) -> str:
+    if rules.limits.disk is None and rules.disk_watched is not None:
+        return f"{format_size(rules.disk_watched)}, watched"
+    return _limit(rules.limits.disk, format_size)
+
+
 _ROWS: Final[tuple[tuple[str, Callable[[ProfileRules], str]], ...]] = (
     ("image", lambda rules: "digest" if rules.digest_required else "tag or digest"),
     ("network", _networks),
@@ -69,11 +77,12 @@ _ROWS: Final[tuple[tuple[str, Callable[[ProfileRules], str]], ...]] = (
     ("capabilities", lambda rules: ", ".join(grant.value for grant in rules.capabilities)),
     ("user namespace of its own", lambda rules: rules.isolation.user_namespace.value),
     ("weakest isolation", _isolation),
+    ("[caches](caches.md) between jobs", lambda rules: "allowed" if rules.caches else "refused"),
     ("`unlimited`", lambda rules: "allowed" if rules.unlimited_allowed else "refused"),
     ("cpus", lambda rules: _limit(rules.limits.cpus)),
     ("memory", lambda rules: _limit(rules.limits.memory, format_size)),
     ("processes", lambda rules: _limit(rules.limits.pids)),
-    ("disk", lambda rules: _limit(rules.limits.disk, format_size)),
+    ("disk", _disk),
     ("open files", lambda rules: _limit(rules.limits.nofile)),
     ("`/dev/shm`", lambda rules: _limit(rules.limits.shm, format_size)),
     ("timeout", lambda rules: _limit(rules.limits.wall_time, format_duration)),

@@ -11,12 +11,17 @@ import typer
 from forgeyard_api.cli_flags import JobArguments, Runtime, StateDir, with_job_flags
 from forgeyard_api.configured import configured
 from forgeyard_api.main import REFUSED, USAGE, UnusableInput, as_usage, say
-from forgeyard_model.errors import ForgeyardError
+from forgeyard_model.errors import ForgeyardError, InvalidRequest
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from forgeyard_api.interrupts import Interrupts
     from forgeyard_api.job_from_flags import PlannedRun
     from forgeyard_api.output_writer import OutputWriter
+    from forgeyard_api.pull_progress import PullProgress
+    from forgeyard_executor import Execution
+    from forgeyard_executor.images import ImageOptions
     from forgeyard_model.config import ExecutorConfig
     from forgeyard_model.result import ExecutionResult
 
@@ -31,6 +36,12 @@ def run(
     result: Annotated[
         str | None, typer.Option("--result", metavar="FILE|-", help="Write the result as JSON; - is stdout.")
     ] = None,
+    service_logs: Annotated[
+        Path | None,
+        typer.Option("--service-logs", metavar="DIR", help="Write what each service says to DIR/NAME.log."),
+    ] = None,
+    tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose caches the job sees.")] = "",
+    untrusted: Annotated[bool, typer.Option("--untrusted", help="The job may not change what others read.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary when the job succeeded.")] = False,
     runtime: Runtime = None,
     state_dir: StateDir = None,
@@ -40,29 +51,32 @@ def run(
     The exit code is the job's own; 124 timed out, 125 refused or failed around the job, 137 out of memory,
     130 or 143 cancelled by a signal, 2 a command line or job file that can't be used.
     """
+    from forgeyard_api.image_flags import image_options
     from forgeyard_api.job_from_flags import plan_run
+    from forgeyard_api.pull_progress import pull_progress
 
     with as_usage():
         _check_targets(output, result)
+        _check_logs(service_logs)
     try:
         planned = plan_run(arguments)
+        progress = pull_progress(quiet=quiet)
+        images = image_options(arguments, progress)
         config = configured(state_dir, runtime)
-        return _run_planned(planned, output=output, result=result, quiet=quiet, config=config)
+        session = _Session(
+            planned, output=output, target=result, quiet=quiet, config=config, images=images, progress=progress
+        )
+        session.belongs_to(tenant, trusted=not untrusted)
+        session.service_logs = service_logs
+        for note in planned.notes:
+            say(f"note: {note}")
+        return session.run_to_end()
     except UnusableInput as unusable:
         _write_error(result, unusable.error, USAGE)
         raise
     except ForgeyardError as error:
         _write_error(result, error, REFUSED)
         raise
-
-
-def _run_planned(
-    planned: PlannedRun, *, output: Path | None, result: str | None, quiet: bool, config: ExecutorConfig
-) -> int:
-    import asyncio
-
-    session = _Session(planned, output=output, target=result, quiet=quiet, config=config)
-    return asyncio.run(session.run())
 
 
 class _Session:
@@ -76,12 +90,29 @@ class _Session:
         target: str | None,
         quiet: bool,
         config: ExecutorConfig,
+        images: ImageOptions,
+        progress: PullProgress,
     ) -> None:
         self._planned = planned
         self._output = None if output is None else str(output.absolute())
         self._target = target
         self._quiet = quiet
         self._config = config
+        self._images = images
+        self._progress = progress
+        self._tenant, self._trusted = "", True
+        self.service_logs: Path | None = None
+        """Where the services' output goes; None for nowhere."""
+
+    def belongs_to(self, tenant: str, *, trusted: bool) -> None:
+        """Whose job it is; without this the only tenant's, trusted."""
+        self._tenant, self._trusted = tenant, trusted
+
+    def run_to_end(self) -> int:
+        """See `run`."""
+        import asyncio
+
+        return asyncio.run(self.run())
 
     async def run(self) -> int:
         """The exit code. Everything of the attempt is gone when this returns."""
@@ -99,23 +130,46 @@ class _Session:
             return await self._report(await attempt, writer)
         except asyncio.CancelledError:
             # Before the job had started there is no result, only the signal.
+            self._progress.close()
             say("cancelled before the job started")
             return interrupts.exit_code or REFUSED
         finally:
+            self._progress.close()
             writer.close()
 
     async def _attempt(self, writer: OutputWriter) -> ExecutionResult:
         from forgeyard_executor import Executor
 
         async with Executor.open(config=self._config) as executor:
-            run = executor.run(self._planned.job, source=self._planned.source, output=self._output)
+            planned = self._planned
+            run = executor.run(
+                planned.job,
+                source=planned.source,
+                output=self._output,
+                tenant=self._tenant,
+                trusted=self._trusted,
+                images=self._images,
+            )
             async with run as execution:
+                self._progress.close()
                 self._interrupts.attach(execution)
-                async for chunk in execution.output():
-                    await writer.write(2 if chunk.stream == "stderr" else 1, chunk.data)
-                result: ExecutionResult = await execution.wait()
+                async with self._service_logs(execution):
+                    async for chunk in execution.output():
+                        await writer.write(2 if chunk.stream == "stderr" else 1, chunk.data)
+                    result: ExecutionResult = await execution.wait()
                 await self._interrupts.settle()
         return as_interrupted(result, self._interrupts)
+
+    def _service_logs(self, execution: Execution) -> AbstractAsyncContextManager[None]:
+        """For the block, the services' output is written as it comes; at its end all of it is there."""
+        from contextlib import nullcontext
+
+        services = self._planned.job.services
+        if self.service_logs is None or not services:
+            return nullcontext()
+        from forgeyard_api.service_logs import service_logs
+
+        return service_logs(execution, [service.name for service in services], self.service_logs)
 
     async def _report(self, result: ExecutionResult, writer: OutputWriter) -> int:
         from forgeyard_api.summary import show_summary
@@ -172,6 +226,16 @@ def _write_error(target: str | None, error: ForgeyardError, exit_code: int) -> N
         write_result(path, error_json(error, exit_code))
     except OSError as failure:
         say(f"--result {target}: can't be written: {failure.strerror}")
+
+
+def _check_logs(directory: Path | None) -> None:
+    """Made before anything runs, so that a job does not end with nowhere to put them."""
+    if directory is None:
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest("--service-logs", directory, f"can't be made: {error.strerror}") from error
 
 
 def _check_targets(output: Path | None, result: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -14,7 +14,7 @@ from forgeyard_api.configured import configured
 from forgeyard_api.main import REFUSED, one_line, say
 
 if TYPE_CHECKING:
-    from forgeyard_executor import RecoveryReport
+    from forgeyard_executor import RecoveryReport, SandboxInfo
     from forgeyard_model.config import ExecutorConfig
 
 MAX_CELL: Final = 64
@@ -30,15 +30,20 @@ def ps(state_dir: StateDir = None, as_json: Json = False) -> int:
         typer.echo(json.dumps([asdict(item) for item in found], default=_json_value))
         return 0
     rows = [
-        (item.sandbox_id, item.state, item.name, item.attempt_id, _age(item.started_at), str(item.pid or "-"))
+        (item.sandbox_id, item.state, _named(item), item.attempt_id, age(item.started_at), str(item.pid or "-"))
         for item in found
     ]
     typer.echo(table(("SANDBOX", "STATE", "NAME", "ATTEMPT", "AGE", "PID"), rows))
     return 0
 
 
+def _named(item: SandboxInfo) -> str:
+    """The job's name, and those of its services."""
+    return " ".join([item.name, *(f"+{service.name}" for service in item.services)])
+
+
 def gc(runtime: Runtime = None, state_dir: StateDir = None, as_json: Json = False) -> int:
-    """Remove what executors that are dead left behind. Running jobs are left alone."""
+    """Remove what dead executors left, and what was kept unused for too long. Running jobs are left alone."""
     import asyncio
 
     report = asyncio.run(_sweep(configured(state_dir, runtime)))
@@ -55,11 +60,12 @@ def gc(runtime: Runtime = None, state_dir: StateDir = None, as_json: Json = Fals
 
 
 async def _sweep(config: ExecutorConfig) -> RecoveryReport:
-    """Opening an executor is the sweep."""
+    """Opening an executor is the sweep; what was kept for too long goes as well."""
     from forgeyard_executor import Executor
 
     async with Executor.open(config=config) as executor:
-        return executor.recovered
+        errors = await executor.retain()
+        return replace(executor.recovered, errors=(*executor.recovered.errors, *errors))
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, most: int | None = None) -> str:
@@ -80,7 +86,8 @@ def _cell(text: str, most: int) -> str:
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
-def _age(started: Any) -> str:
+def age(started: Any) -> str:
+    """How long ago `started`, a time with a zone, was: for people."""
     from datetime import UTC, datetime
 
     from forgeyard_model.units import format_duration

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from forgeyard_api.main import one_line
-from forgeyard_model.result import ExecutionOutcome, ExecutionResult, StepResult
+from forgeyard_model.network import NetworkEvidence
+from forgeyard_model.result import ExecutionOutcome, ExecutionResult, ServiceResult, ServiceState, StepResult
 from forgeyard_model.units import format_duration, format_size
 
 _GOOD: Final = (ExecutionOutcome.SUCCEEDED,)
 _LABEL_WIDTH: Final = 9
 MAX_STEPS: Final = 20
 MAX_NOTES: Final = 20
+MAX_LOG: Final = 10
+MAX_REFUSED: Final = 10
 
 Line = tuple[str, str]
 """A style's name and the text."""
@@ -46,9 +49,17 @@ def summary_lines(result: ExecutionResult) -> Iterator[Line]:
         yield "dim", _labelled("time", _times(result))
     for label, text in _evidence(result):
         yield "dim", _labelled(label, text)
+    for service in result.services:
+        yield from _service(service, failed=result.outcome not in _GOOD)
+    if result.network is not None:
+        yield from _network(result.network)
     for output in result.outputs:
         if output.missing and not output.optional:
             yield "red", _labelled("output", f"{output.path} is missing")
+    for cache in result.caches:
+        yield "dim", _labelled("cache", str(cache).removeprefix("cache "))
+        for note in cache.notes:
+            yield "dim", _labelled("cache", note)
     for note in _notes(result):
         yield "yellow", _labelled("note", note)
     cure = cure_of(result)
@@ -129,6 +140,42 @@ def _evidence(result: ExecutionResult) -> Iterator[Line]:
         yield "disk", f"full: {_of(disk.peak, disk.limit)}"
     if result.output.log_truncated:
         yield "output", f"{format_size(result.output.dropped_bytes)} in the middle were not kept"
+
+
+_FINE: Final = (ServiceState.READY, ServiceState.UNPROVEN, ServiceState.COMPLETED, ServiceState.STOPPED)
+
+
+def _service(service: ServiceResult, *, failed: bool) -> Iterator[Line]:
+    """One line, and the last lines of its output where it may be why the job failed."""
+    bad = service.state not in _FINE
+    parts = [service.state.value.replace("_", " ")]
+    if service.ready_after is not None:
+        parts[0] += f" after {format_duration(service.ready_after)}"
+    if bad:
+        parts.append(service.message or service.last_probe)
+    elif service.evidence.memory.peak is not None:
+        parts.append(f"memory peak {_of(service.evidence.memory.peak, service.evidence.memory.limit)}")
+    style = "red" if bad and failed else "dim"
+    yield style, _labelled("service", f"{service.name}  {'  '.join(part for part in parts if part)}")
+    if bad and failed:
+        yield from (("dim", _labelled("", line)) for line in service.log_tail[-MAX_LOG:])
+
+
+def _network(network: NetworkEvidence) -> Iterator[Line]:
+    """What was refused: the reason why a step could not reach something."""
+    for row in network.refused[:MAX_REFUSED]:
+        where = f"{row.name or row.address}:{row.port}" if row.port else row.name or row.address
+        yield "yellow", _labelled("network", f"{where} {row.protocol} was refused {_times_of(row.count)}")
+    refused = [row for row in network.dns if row.verdict != "answered"]
+    for question in refused[:MAX_REFUSED]:
+        yield "yellow", _labelled("network", f"name {question.name} {question.verdict} {_times_of(question.count)}")
+    for fetch in [row for row in network.fetches if row.verdict != "allowed"][:MAX_REFUSED]:
+        where = f"{fetch.host}:{fetch.port} {fetch.verdict} {_times_of(fetch.count)}"
+        yield "yellow", _labelled("network", f"fetch {where}: {fetch.reason}")
+
+
+def _times_of(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _notes(result: ExecutionResult) -> Iterator[str]:

@@ -1,30 +1,28 @@
-"""One attempt on this host: everything made for it, in the order made, and its undoing in reverse."""
+"""One attempt on this host: its job's container, its services', and the network between them."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import platform
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from forgeyard_executor.disk import DiskWatch
+from forgeyard_executor.attempt_caches import AttemptCaches
+from forgeyard_executor.disk import watch_disk, watch_layer
+from forgeyard_executor.images import ReadyImage
+from forgeyard_executor.member import Blueprint, Member, Plan, attempt_group, made, past_errors
 from forgeyard_executor.outputs import collect
-from forgeyard_executor.planning import UID_COUNT, Planned
+from forgeyard_executor.planning import Planned
 from forgeyard_executor.services import HostServices
-from forgeyard_executor.step_runner import StepRunner, write_scripts
-from forgeyard_host.cgroups import AttemptCgroup
-from forgeyard_host.ledger import Ledger
+from forgeyard_executor.step_runner import StepRunner
 from forgeyard_host.mounts import mounts_below
-from forgeyard_host.operations import DEFAULT_FILES_SIZE, SandboxPlaced, SandboxSetup
-from forgeyard_host.recovery import undo
-from forgeyard_host.uids import UidLease
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
+from forgeyard_model.cache import CacheReport
 from forgeyard_model.identity import SandboxId
-from forgeyard_model.plan import NetworkAttachment, Placement, PreparedExecution, RootfsPlan
+from forgeyard_model.plan import NetworkAttachment, PreparedExecution, RootfsPlan
+from forgeyard_model.profile import PROFILES
 from forgeyard_model.request import ExecutionRequest, impurities
 from forgeyard_model.result import (
     CollectedOutput,
@@ -32,49 +30,69 @@ from forgeyard_model.result import (
     Provenance,
     ResourceUsage,
 )
-from forgeyard_oci.spec import compile_bundle, load_profile
-from forgeyard_process_shim.channel import ShimChannel
+from forgeyard_model.services import ServiceSpec
+from forgeyard_oci.spec import load_profile
 from forgeyard_process_shim.hostroot import hosts_file
-from forgeyard_runtimes.container import LEAF, ContainerParts, JobContainer
-from forgeyard_runtimes.contract import ContainerRef
+from forgeyard_runtimes.container import LEAF, JobContainer
 from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import Spool
 
-log: Final = logging.getLogger("forgeyard.executor")
+A = TypeVar("A")
+B = TypeVar("B")
 
-CLEANUP_DEADLINE: Final = 60.0
-"""Seconds. Cleanup runs on a clock of its own, whatever ended the job."""
+SERVICE_OUTPUT: Final = 64 << 20
+"""Bytes of a service's output that are kept, the first half and the last, where the job's own cap is no less."""
+
+if TYPE_CHECKING:
+    from forgeyard_executor.networked import Networked
+    from forgeyard_executor.service_members import ServiceContainer
+    from forgeyard_services.supervisor import ServiceFailure, ServiceSet
+
+PlanService = Callable[[ServiceSpec, "ReadyImage | None"], tuple[RootfsPlan, Planned]]
+"""Decides what a service is; blocking."""
+
+
+def leaf_names(request: ExecutionRequest) -> tuple[str, ...]:
+    """The control groups of an attempt: the job's, then its services'."""
+    return (LEAF, *(f"svc-{number}" for number in range(1, len(request.spec.services) + 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Companions:
+    """What an attempt has beside its job.
+
+    :param attach: makes the network; its names are known, its members are not made yet.
+    :param images: of services that have one, by the service's name.
+    """
+
+    attach: Callable[[SandboxId], Awaitable[Networked]]
+    plan_service: PlanService
+    images: Mapping[str, ReadyImage]
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """A service and what it will be."""
+
+    spec: ServiceSpec
+    rootfs: RootfsPlan
+    planned: Planned
 
 
 @dataclass(slots=True)
 class Held:
-    """What an attempt holds on the host; filled while it is prepared, emptied in reverse."""
+    """What an attempt holds on the host beside its members."""
 
+    images: list[ReadyImage] = field(default_factory=list)
+    caches: AttemptCaches | None = None
     rootfs: RootfsPlan | None = None
     planned: Planned | None = None
-    ledger: Ledger | None = None
-    lease: UidLease | None = None
-    cgroup: AttemptCgroup | None = None
-    placed: SandboxPlaced | None = None
-    channel: ShimChannel | None = None
-    scripts: dict[int, str] = field(default_factory=dict)
-    spool: Spool | None = None
+    job: Member | None = None
+    services: tuple[ServiceContainer, ...] = ()
+    network: Networked | None = None
+    supervisor: ServiceSet | None = None
+    starting: asyncio.Task[ServiceFailure | None] | None = None
     prepared: PreparedExecution | None = None
-    container: JobContainer | None = None
-    steps: StepRunner | None = None
-
-
-T = TypeVar("T")
-
-
-def made(part: T | None) -> T:
-    """`part`, which an earlier phase made.
-
-    :raises ExecutorError: INTERNAL, when the phases were called in another order.
-    """
-    if part is None:
-        raise ExecutorError(ExecutorErrorKind.INTERNAL, "attempt_order", "a phase of the attempt was left out")
-    return part
 
 
 class Attempt:
@@ -92,8 +110,6 @@ class Attempt:
         self._services = services
         self._network = network
         self._held = Held()
-        self._directory = services.paths.attempt(self.sandbox)
-        self._disk = DiskWatch(services.host, str(self._directory), request.limits.disk)
 
     @property
     def prepared(self) -> PreparedExecution:
@@ -102,26 +118,93 @@ class Attempt:
 
     # ---- prepare
 
-    async def prepare(self, plan: Callable[[], tuple[RootfsPlan, Planned]]) -> None:
-        """Make everything the container needs. A failure leaves nothing behind.
+    async def prepare(
+        self,
+        plan: Plan,
+        *,
+        image: ReadyImage | None = None,
+        caches: Callable[[], AttemptCaches | None] = lambda: None,
+        companions: Companions | None = None,
+    ) -> None:
+        """Make everything the containers need. A failure leaves nothing behind.
 
+        :param image: what the root is made of; this attempt's from now on, until nothing is mounted any more.
+        :param caches: opens those that the request names.
         :param plan: decides what that is; blocking, like the making, so that both run in one go in the pool.
+        :param companions: None for a job alone on a network that nothing has to be made for.
         :raises ForgeyardError: what could not be made.
         """
+        self._held.images = [] if image is None else [image]
+        self._held.images += companions.images.values() if companions is not None else ()
+        waited = max((ready.seconds for ready in self._held.images), default=0.0)
+        if waited:
+            self._note_phase("pull", waited)
         try:
             # To its end even when cancelled: cleaning up beside a thread that still makes things would race it.
-            await shielded(self._services.in_pool(lambda: self._prepare(plan)))
+            if companions is None:
+                await shielded(self._services.in_pool(lambda: self._prepare(plan, image, caches)))
+            else:
+                await shielded(self._prepare_all(plan, image, caches, companions))
         except BaseException:
             await shielded(self.discard())
             raise
 
-    def _prepare(self, plan: Callable[[], tuple[RootfsPlan, Planned]]) -> None:
+    def _prepare(self, plan: Plan, image: ReadyImage | None, caches: Callable[[], AttemptCaches | None]) -> None:
         clock = time.monotonic()
-        self._held.rootfs, self._held.planned = plan()
+        self._plan(plan, caches)
         self._note_phase("plan", time.monotonic() - clock)
         clock = time.monotonic()
-        self._make()
+        self._held.job = job = self._job_member(image)
+        job.make()
+        self._complete()
         self._note_phase("setup", time.monotonic() - clock)
+
+    def _plan(self, plan: Plan, caches: Callable[[], AttemptCaches | None]) -> None:
+        held = self._held
+        held.rootfs, held.planned = plan()
+        held.caches = caches()
+        if held.caches is not None:
+            held.planned = held.caches.join(held.planned)
+
+    async def _prepare_all(
+        self,
+        plan: Plan,
+        image: ReadyImage | None,
+        caches: Callable[[], AttemptCaches | None],
+        companions: Companions,
+    ) -> None:
+        """The network beside the plans, which need nothing of it; then all members at once."""
+        clock = time.monotonic()
+        services, held = self._services, self._held
+        attaching = asyncio.ensure_future(self._attach(companions))
+        planning = services.in_pool(lambda: self._plan_all(plan, caches, companions))
+        network, plans = await _both(attaching, planning)
+        self._note_phase("plan", time.monotonic() - clock)
+        clock = time.monotonic()
+        held.planned = network.for_job(self.planned)
+        held.job = job = self._job_member(image)
+        held.services = tuple(
+            self._service(number, planned, network, companions.images) for number, planned in enumerate(plans, 1)
+        )
+        members = (job, *(container.member for container in held.services))
+        await _all_of([services.in_pool(member.make) for member in members])
+        await services.in_pool(self._complete)
+        self._note_phase("setup", time.monotonic() - clock)
+
+    async def _attach(self, companions: Companions) -> Networked:
+        clock = time.monotonic()
+        self._held.network = network = await companions.attach(self.sandbox)
+        self._note_phase("network", time.monotonic() - clock)
+        return network
+
+    def _plan_all(
+        self, plan: Plan, caches: Callable[[], AttemptCaches | None], companions: Companions
+    ) -> tuple[ServicePlan, ...]:
+        self._plan(plan, caches)
+        specs = self.request.spec.services
+        return tuple(
+            [ServicePlan(spec, *companions.plan_service(spec, companions.images.get(spec.name))) for spec in specs]
+        )
 
     @property
     def rootfs(self) -> RootfsPlan:
@@ -133,69 +216,94 @@ class Attempt:
         """What was planned."""
         return made(self._held.planned)
 
-    def _make(self) -> None:
-        services, held = self._services, self._held
-        held.ledger = ledger = Ledger.open(str(services.paths.root), self.sandbox, services.executor_id)
-        ledger.intend("attempt", attempt=self.request.context.attempt_id, name=self.request.spec.name)
-        services.host.create_directory(self.sandbox, ledger)
-        group = f"/forgeyard/{services.executor_id}/{self.sandbox}"
-        held.lease = services.uids.acquire(self.sandbox.value, services.executor_id, cgroup=group)
-        ledger.intend("uid_range", lock_file=held.lease.lock_file)
-        ledger.intend("cgroup", path=group, leaves=[LEAF])
-        held.cgroup = AttemptCgroup.create(services.cgroups, group)
-        held.placed = services.host.setup(self._setup_request(held.lease.base), ledger)
-        files = Path(held.placed.files)
-        (files / "hosts").write_text(hosts_file(self.sandbox.hostname))
-        user = self.planned.plan.user
-        held.channel = ShimChannel.create(
-            files / "ctl", shim=services.shim, uid=held.lease.base + user.uid, gid=held.lease.base + user.gid
-        )
-        held.scripts = write_scripts(held.channel, self.planned.steps)
-        held.spool = Spool.create(
-            services.paths.spool(services.executor_id, self.sandbox), services.pump, self.request.output_cap
-        )
-        self._compile(held.lease.base, held.cgroup, held.placed)
+    @property
+    def job(self) -> Member:
+        """The job's own container."""
+        return made(self._held.job)
 
-    def _setup_request(self, uid_base: int) -> SandboxSetup:
-        user = self.planned.plan.user
-        return SandboxSetup(
+    @property
+    def services(self) -> tuple[ServiceContainer, ...]:
+        """The services' containers, in the order declared."""
+        return self._held.services
+
+    @property
+    def network(self) -> Networked | None:
+        """The attempt's own network; None where nothing had to be made."""
+        return self._held.network
+
+    @property
+    def group(self) -> str:
+        """The control group of the whole attempt."""
+        return attempt_group(self._services.executor_id, self.sandbox)
+
+    def _job_member(self, image: ReadyImage | None) -> Member:
+        services, request, network = self._services, self.request, self._held.network
+        blueprint = Blueprint(
             sandbox=self.sandbox,
-            directory=str(self._directory),
-            uid_base=uid_base,
-            uid_count=UID_COUNT,
-            job_uid=user.uid,
-            job_gid=user.gid,
-            binds=self.planned.binds,
-            overlays=self.planned.overlays,
-            scratch=self.planned.scratch,
-            disk_limit=self.request.limits.disk,
-            files_size=DEFAULT_FILES_SIZE + sum(len(step.stdin or b"") for step in self.request.spec.steps),
+            group=self.group,
+            leaf=LEAF,
+            leaves=leaf_names(request),
+            about={"attempt": request.context.attempt_id, "name": request.spec.name},
+            rootfs=self.rootfs,
+            planned=self.planned,
+            network=self._network if network is None else network.attachment(),
+            files={"hosts": hosts_file(self.sandbox.hostname)} if network is None else network.files(),
+            output_cap=request.output_cap,
+            disk_limit=request.limits.disk,
+            merge_output=request.spec.merge_output,
+            image=image,
+            caches=self._held.caches,
+        )
+        return Member(
+            services, blueprint, watch_disk(services.host, str(services.paths.attempt(self.sandbox)), request)
         )
 
-    def _compile(self, base: int, cgroup: AttemptCgroup, placed: SandboxPlaced) -> None:
-        planned = self.planned
-        sources = {slot: f"{placed.files}/{name}" for slot, name in planned.attempt_files.items()}
-        sources |= {**planned.host_sources, **placed.sources}
-        placement = Placement(
-            sandbox=self.sandbox,
-            rootfs=sources.pop("rootfs"),
-            sources=sources,
-            uid_base=base,
-            uid_count=UID_COUNT,
-            cgroup=cgroup.leaf(LEAF),
-            netns=self._network.netns,
-            argv=ShimChannel.argv,
-            userns=None if placed.user_namespace is None else placed.user_namespace.path,
+    def _service(
+        self, number: int, planned: ServicePlan, network: Networked, images: Mapping[str, ReadyImage]
+    ) -> ServiceContainer:
+        from forgeyard_executor.service_members import ServiceContainer
+
+        services, request, spec, sandbox = self._services, self.request, planned.spec, SandboxId.mint()
+        blueprint = Blueprint(
+            sandbox=sandbox,
+            group=self.group,
+            leaf=leaf_names(request)[number],
+            about={"attempt": request.context.attempt_id, "name": spec.name, "of": self.sandbox.value},
+            rootfs=planned.rootfs,
+            planned=network.for_service(spec, planned.planned),
+            network=network.attachment(spec),
+            files=network.files(spec),
+            output_cap=min(request.output_cap, SERVICE_OUTPUT),
+            disk_limit=spec.limits.disk,
+            hostname=spec.name,
+            probes=True,
+            image=images.get(spec.name),
         )
+        watched = PROFILES[request.profile].disk_watched
+        directory = str(services.paths.attempt(sandbox))
+        disk = watch_layer(services.host, directory, spec.limits.disk, watched=watched)
+        member = Member(services, blueprint, disk)
+        return ServiceContainer(spec, member, network.address(spec), partial(network.connect, spec))
+
+    def _complete(self) -> None:
+        """What takes the members as they were made. Blocking."""
+        job, planned, network = self.job, self.planned, self._held.network
+        notes: tuple[str, ...] = ()
+        if network is not None:
+            network.put_home_files(job)
+            notes = (*network.notes, *network.covered(planned))
+        if self._held.services:
+            job.cgroup.bound(memory=self.request.resources.memory, pids=self.request.resources.pids)
+            notes = (*notes, *(note for container in self._held.services for note in service_notes(container)))
         self._held.prepared = PreparedExecution(
             sandbox_id=self.sandbox,
             context=self.request.context,
             plan=planned.plan,
-            placement=placement,
-            bundle=compile_bundle(planned.plan, placement, machine=platform.machine()),
+            placement=job.placement,
+            bundle=job.bundle,
             filesystem=self.request.sandbox.filesystem,
             resource_limits=self.request.limits,
-            notes=(*planned.notes, *placed.notes, *self._mount_notes()),
+            notes=(*planned.notes, *job.placed.notes, *self._mount_notes(), *notes),
         )
 
     def _mount_notes(self) -> tuple[str, ...]:
@@ -208,115 +316,134 @@ class Attempt:
     # ---- run
 
     async def launch(self) -> None:
-        """Start the container up to the open gate.
+        """Start the job's container up to the open gate; its services beside it.
 
         :raises ForgeyardError: the attempt must then be cleaned up.
         """
-        held, services = self._held, self._services
-        channel = made(held.channel)
-        made(held.ledger).intend("container", runtime_root=f"{made(held.placed).files}/runtime")
-        held.container = JobContainer(
-            ContainerParts(
-                runtime=services.runtime,
-                ref=self._ref(),
-                plan=self.prepared.plan,
-                placement=self.prepared.placement,
-                channel=channel,
-                spool=self.spool,
-                cgroup=made(held.cgroup),
-                own_namespaces=services.own_namespaces,
-            )
-        )
-        await held.container.launch(self.prepared.bundle, self.rootfs, self._network, phase=self._note_phase)
-        held.steps = StepRunner(
-            held.container, channel, self.spool, held.scripts, merge_output=self.request.spec.merge_output
-        )
-        self._disk.start()
+        if self._held.services:
+            self._start_services()
+        await self.job.launch()
+        self.phases.update(self.job.phases)
+
+    def _start_services(self) -> None:
+        from forgeyard_executor.service_members import ServiceLauncher
+        from forgeyard_services.supervisor import ServiceSet
+
+        self._held.supervisor = supervisor = ServiceSet(self.request.spec.services, ServiceLauncher(self.services))
+        self._held.starting = asyncio.ensure_future(self._bring_up(supervisor))
+
+    async def _bring_up(self, supervisor: ServiceSet) -> ServiceFailure | None:
+        clock = time.monotonic()
+        failure = await supervisor.start(timeout=self.request.timeouts.services)
+        self._note_phase("services", time.monotonic() - clock)
+        return failure
+
+    @property
+    def supervisor(self) -> ServiceSet | None:
+        """What watches over the services; None without any."""
+        return self._held.supervisor
+
+    @property
+    def services_up(self) -> asyncio.Future[ServiceFailure | None] | None:
+        """Done once all services are ready, or one of them never will be. None without any."""
+        return self._held.starting
+
+    async def stop_services(self) -> None:
+        """Kill them, whatever they were at. Repeating it is no error.
+
+        :raises ForgeyardError: something survived.
+        """
+        held = self._held
+        if held.supervisor is None or held.starting is None:
+            return
+        if not held.starting.done():
+            held.starting.cancel()
+        await asyncio.wait((held.starting,))
+        if not held.starting.cancelled():
+            held.starting.exception()  # it stands in the supervisor's `failed` as well
+        await held.supervisor.stop()
 
     @property
     def container(self) -> JobContainer:
-        """The launched container."""
-        return made(self._held.container)
+        """The job's launched container."""
+        return self.job.container
 
     @property
     def spool(self) -> Spool:
         """The job's output."""
-        return made(self._held.spool)
+        return self.job.spool
 
     @property
     def steps(self) -> StepRunner:
-        """What runs steps in the launched container."""
-        return made(self._held.steps)
+        """What runs steps in the job's launched container."""
+        return self.job.steps
 
     # ---- end
 
     async def read_evidence(self) -> tuple[Evidence, ResourceUsage]:
-        """What the kernel counted, once the tree is dead and before its cgroup goes."""
-        disk = await self._disk.stop()
-        evidence = self.container.evidence()
-        usage = self.container.usage()
-        return Evidence(evidence.memory, evidence.pids, disk), usage
+        """What the kernel counted for the job, once the tree is dead and before its cgroup goes."""
+        return await self.job.read_evidence()
 
     async def collect_outputs(self) -> tuple[CollectedOutput, ...]:
         """Take what the job promised out of its writable layer."""
-        source = Path(made(self._held.placed).sources["output"])
+        source = Path(self.job.placed.sources["output"])
         declared, destination = self.request.spec.outputs, self.request.workspace.output
         if not declared and destination is None:
             return ()
         return await self._services.in_pool(lambda: collect(source, declared, destination))
 
+    async def save_caches(self, *, keep: bool) -> tuple[CacheReport, ...]:
+        """Keep what the job left in its caches, if `keep`. While its mounts are up, once its tree is dead."""
+        caches = self._held.caches
+        if caches is None:
+            return ()
+        if not keep:
+            return caches.unsaved("the job did not succeed")
+        planned, placed, base = self.planned, self.job.placed, self.job.uid_base
+        # Not in the pool of host work: a cache may be large, and other jobs' clean-up would wait for it.
+        return await shielded(asyncio.to_thread(caches.save, planned, placed, base))
+
     async def discard(self) -> None:
         """Undo an attempt that has no reader of its output."""
         await self.clean_up()
-        if self._held.spool is not None:
-            await self._services.in_pool(self._held.spool.remove)
+        await self.remove_outputs()
 
-    def _ref(self) -> ContainerRef:
-        return ContainerRef(self.sandbox.container, Path(made(self._held.placed).files))
+    async def remove_outputs(self) -> None:
+        """Delete what its containers wrote."""
+        for member in self._members():
+            await member.remove_output()
+
+    def _members(self) -> tuple[Member, ...]:
+        held = self._held
+        job = () if held.job is None else (held.job,)
+        return (*job, *(container.member for container in held.services))
 
     async def clean_up(self) -> tuple[str, ...]:
         """Undo everything in reverse, past errors. Repeating it is no error.
 
         :returns: what could not be undone, a line each; the ledger then stays for `recover`.
         """
+        held = self._held
+        members = self._members()
         errors: list[str] = []
-        try:
-            async with asyncio.timeout(CLEANUP_DEADLINE):
-                await self._disk.stop()
-                if self._held.container is not None:
-                    await _past_errors(errors, self._held.container.kill())
-                    await _past_errors(errors, self._services.runtime.remove(self._ref()))
-                if self._held.channel is not None:
-                    self._held.channel.close()
-                await shielded(self._services.in_pool(lambda: self._unwind(errors)))
-        except TimeoutError:
-            errors.append(f"took more than {CLEANUP_DEADLINE:g}s")
-        for error in errors:
-            log.error("cleanup of %s: %s", self.sandbox, error)
+        if held.supervisor is not None:
+            await past_errors(errors, self.stop_services())
+        for found in await asyncio.gather(*(member.clean_up() for member in members)):
+            errors.extend(found)
+        if held.network is not None:
+            errors += await held.network.close()
+        if held.job is None or not errors:
+            # What can't be undone keeps its image: that goes with the container made of it.
+            for image in held.images:
+                image.close()
+            if held.caches is not None:
+                held.caches.close()
         return tuple(errors)
-
-    def _unwind(self, errors: list[str]) -> None:
-        """Section 199's order, by the ledger: the same undoing as after a crash."""
-        held, services = self._held, self._services
-        if held.placed is not None:  # a descriptor, which an attempt that is kept for its result would keep open
-            held.placed = replace(held.placed, user_namespace=None)
-        if held.ledger is None:
-            return
-        try:
-            undo(held.ledger.record(), services.host, services.cgroups, orphans=False)
-        except ForgeyardError as error:
-            errors.append(str(error))
-            held.ledger.close()
-            return
-        if held.lease is not None:
-            held.lease.release()
-            held.lease = None
-        held.ledger.close_and_remove()
-        held.ledger = None
 
     def provenance(self) -> Provenance:
         """What really ran; every claim was checked at the gate."""
         prepared = self.prepared
+        image = self.job.blueprint.image
         return Provenance(
             profile=self.request.profile,
             isolation=self.planned.isolation,
@@ -329,14 +456,36 @@ class Attempt:
             bundle_digest=prepared.bundle.bundle_digest,
             impure=impurities(self.request),
             uid_base=prepared.placement.uid_base,
+            image=None if image is None else image.used,
         )
 
     def _note_phase(self, name: str, seconds: float) -> None:
         self.phases[name] = seconds
 
 
-async def _past_errors(errors: list[str], act: Awaitable[None]) -> None:
-    try:
-        await act
-    except ForgeyardError as error:
-        errors.append(str(error))
+def service_notes(container: ServiceContainer) -> tuple[str, ...]:
+    """What a reader of the result should know of a service as it was made."""
+    member = container.member
+    plan = member.blueprint.planned.plan
+    notes = [f"service {container.spec.name}: {note}" for note in member.placed.notes]
+    if plan.capabilities:
+        held = ", ".join(name.removeprefix("CAP_").lower() for name in plan.capabilities)
+        notes.append(f"service {container.spec.name} starts as root of a user namespace of its own, with {held}")
+    return (*member.blueprint.planned.notes, *notes)
+
+
+async def _both(attaching: asyncio.Future[A], planning: asyncio.Future[B]) -> tuple[A, B]:
+    """Both to their end, whatever comes of one: what either made is then known, and can be undone."""
+    await asyncio.wait((attaching, planning))
+    failures = [error for error in (planning.exception(), attaching.exception()) if error is not None]
+    if failures:
+        raise failures[0]
+    return attaching.result(), planning.result()
+
+
+async def _all_of(makings: Sequence[asyncio.Future[None]]) -> None:
+    """All to their end; then the first failure."""
+    await asyncio.wait(makings)
+    failures = [error for making in makings if (error := making.exception()) is not None]
+    if failures:
+        raise failures[0]

@@ -10,12 +10,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from forgeyard_model.capabilities import ExecutorCapabilities, Feature, Probe
 from forgeyard_model.errors import ForgeyardError, SandboxError, SandboxErrorKind
 from forgeyard_model.policy import NetworkMode, SourceMode
 from forgeyard_model.request import ExecutionRequest
+
+if TYPE_CHECKING:
+    from forgeyard_networks.manager import NetworkCapabilities
 
 log: Final = logging.getLogger("forgeyard.executor")
 
@@ -163,6 +167,14 @@ def conclusive(capabilities: ExecutorCapabilities | None) -> ExecutorCapabilitie
     if capabilities is None or not all(probe.seen for probe in capabilities.probes):
         return None
     return capabilities
+
+
+def with_networks(found: ExecutorCapabilities, networks: NetworkCapabilities) -> ExecutorCapabilities:
+    """`found`, with what networks of jobs' own this host can make."""
+    works = {NetworkMode.RESTRICTED, NetworkMode.ALLOW} <= networks.modes
+    probe = Probe(Feature.NETWORK_EGRESS, works, networks.backend, networks.problem, networks.cure)
+    modes = found.network_modes | (networks.modes - {NetworkMode.DENY, NetworkMode.HOST})
+    return replace(found, network_modes=modes, probes=(*found.probes, probe))
 
 
 def _missing(probe: Probe) -> SandboxError:

@@ -15,7 +15,7 @@ from forgeyard_model.limits import ResourceLimits
 from forgeyard_model.policy import ApprovedHostPath
 from forgeyard_model.profile import PROFILES
 from forgeyard_model.request import ExecutionRequest
-from forgeyard_oci.reference import ImageReference
+from forgeyard_oci.reference import LayoutReference, Reference, parse_reference
 
 _OCI: Final = "oci:"
 # Parts of the host rootfs. Over an image's own they would hide what the image is.
@@ -58,20 +58,31 @@ def _host_paths(job: Job, config: ExecutorConfig) -> tuple[ApprovedHostPath, ...
 
 
 def canonical_image(request: ExecutionRequest, config: ExecutorConfig) -> ExecutionRequest:
-    """`request` with its image's path free of links and '..', when rules will be matched against it."""
+    """`request` with its image in full, a path free of links and '..', when rules will be matched against it.
+
+    :raises InvalidRequest: for a reference that is not well formed.
+    :raises ExecutorError: UNSUPPORTED, for one that is neither in a registry nor a layout.
+    """
     image = request.spec.image
-    if image is None or not image.startswith(_OCI) or not (config.allowed_images or config.allowed_registries):
+    if image is None or not (config.allowed_images or config.allowed_registries):
         return request
-    reference = ImageReference.parse(image)
-    real = replace(reference, path=os.path.realpath(reference.path))
-    return replace(request, spec=replace(request.spec, image=str(real)))
+    reference = parse_reference(image)
+    if isinstance(reference, LayoutReference):
+        reference = replace(reference, path=os.path.realpath(reference.path))
+    return replace(request, spec=replace(request.spec, image=str(reference)))
 
 
 def turned_down(image: str, config: ExecutorConfig) -> tuple[str, PatternRule] | None:
-    """The key and the rule that does not let `image` pass; None when all do."""
+    """The key and the rule that does not let `image` pass; None when all do. The reference is matched in full.
+
+    :raises InvalidRequest, ExecutorError: as canonical_image().
+    """
+    if not (config.allowed_images or config.allowed_registries):
+        return None
+    reference = parse_reference(image)
     for key, text, rules in (
         ("allowed_registries", registry_of(image), config.allowed_registries),
-        ("allowed_images", image, config.allowed_images),
+        ("allowed_images", _decisive(reference), config.allowed_images),
     ):
         for rule in rules:
             if not any(matches(pattern, text) for pattern in rule.patterns):
@@ -80,12 +91,17 @@ def turned_down(image: str, config: ExecutorConfig) -> tuple[str, PatternRule] |
 
 
 def registry_of(image: str) -> str:
-    """The registry in a reference; of a layout on disk, ``oci:PATH`` without tag and digest."""
-    if image.startswith(_OCI):
-        return _OCI + ImageReference.parse(image).path
-    first, slash, _ = image.partition("@")[0].partition("/")
-    named = slash and ("." in first or ":" in first or first == "localhost")
-    return first if named else "docker.io"
+    """The registry in a reference; of a layout on disk, ``oci:PATH`` without tag and digest.
+
+    :raises InvalidRequest, ExecutorError: as canonical_image().
+    """
+    reference = parse_reference(image)
+    return f"{_OCI}{reference.path}" if isinstance(reference, LayoutReference) else reference.registry
+
+
+def _decisive(reference: Reference) -> str:
+    """What decides which image it is: beside a digest a tag is only a claim, and may not satisfy a rule."""
+    return reference.pinned(reference.digest) if reference.digest else str(reference)
 
 
 def matches(pattern: str, text: str) -> bool:

@@ -26,6 +26,7 @@ LIMIT_FIELDS: Final = {name: "wall_time" if name == "timeout" else name for name
 _NUMBERS: Final = ("pids", "nofile")
 _LISTS: Final = ("allowed_registries", "allowed_images")
 _FLAGS: Final = ("exact_limits",)
+_KEEPING: Final = ("retention", "watermarks", "caches")
 _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 _PLAIN: Final = ("state_dir", "runtime")
 """Keys that are checked where they are used: a run with one of them in the environment need not load the schema."""
@@ -63,7 +64,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """The effective configuration, and what its reader should know: keys that nothing uses, names that look wrong."""
+    """The effective configuration, and what its reader should know: names that look wrong."""
 
     config: ExecutorConfig
     notes: tuple[str, ...] = ()
@@ -98,7 +99,7 @@ def load_config(
         _value_layer(_from_environment(env), {key: f"env {name}" for name, key in ENVIRONMENT.items()}),
     ]
     config = _with_plain(merge([layer for layer in layers if layer is not None]), env, flags or {})
-    return LoadedConfig(config, (*_unused(layers), *_unknown_variables(env)))
+    return LoadedConfig(config, tuple(_unknown_variables(env)))
 
 
 def check_file(path: Path, *, system: bool) -> LoadedConfig:
@@ -110,7 +111,7 @@ def check_file(path: Path, *, system: bool) -> LoadedConfig:
     layer = _file_layer(toml, system=system)
     if layer is None:
         raise InvalidConfig([ConfigProblem(str(path), 0, "", "", "does not exist")])
-    return LoadedConfig(merge([layer]), tuple(_unused([layer])))
+    return LoadedConfig(merge([layer]))
 
 
 def _with_plain(config: ExecutorConfig, env: Mapping[str, str], flags: Mapping[str, str]) -> ExecutorConfig:
@@ -236,6 +237,13 @@ class _Merging:
                 for path in file.approved_host_paths
             ]
             self._replace(layer, "approved_host_paths", tuple(paths))
+        for name in _KEEPING:
+            self._table(layer, name, getattr(file, name))
+        if file.network is not None:
+            values = file.network.values()
+            self.config = replace(self.config, network=replace(self.config.network, **values))
+            for key in values:
+                self._note(layer, ("network", key))
 
     def check_defaults(self) -> None:
         """A default that no job could have is a mistake of whoever wrote it."""
@@ -251,6 +259,14 @@ class _Merging:
         if value is not None:
             self.config = replace(self.config, **{name: value})
             self._note(layer, (name,))
+
+    def _table(self, layer: Layer, name: str, table: Any) -> None:
+        """One of the tables about what is kept: each key that is set takes the place of the one before."""
+        keys = () if table is None else type(table).model_fields
+        values = {key: getattr(table, key) for key in keys if getattr(table, key) is not None}
+        self.config = replace(self.config, **{name: replace(getattr(self.config, name), **values)})
+        for key in values:
+            self._note(layer, (name, key))
 
     def _isolation(self, layer: Layer, value: IsolationLevel | None) -> None:
         demanded = self.config.minimum_isolation
@@ -314,20 +330,6 @@ def shown_limit(name: str, value: float) -> str:
     if name in ("memory", "disk", "shm"):
         return f"{value / (1 << 20):.10g} MiB"
     return format_duration(value) if name in ("timeout", "wall_time") else f"{value:g}"
-
-
-def _unused(layers: list[Layer | None]) -> list[str]:
-    """Every key that this version reads and nothing acts on: never silent."""
-    notes: list[str] = []
-    for layer in layers:
-        if layer is None or layer.toml is None:
-            continue
-        from forgeyard_model.config_file import UNUSED
-
-        for table in UNUSED:
-            values = layer.toml.values.get(table, {})
-            notes.extend(f"{layer.origin((table, key))} {table}.{key}: not used by this version" for key in values)
-    return notes
 
 
 def _unknown_variables(env: Mapping[str, str]) -> list[str]:

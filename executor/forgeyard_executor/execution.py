@@ -7,34 +7,52 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forgeyard_executor.attempt import Attempt
 from forgeyard_executor.hints import privilege_hint
 from forgeyard_executor.steps import ResolvedStep, resolve_step, should_run
 from forgeyard_executor.verdict import End, Verdict, deciding_step, judge
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
+from forgeyard_model.cache import CacheReport
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError, InvalidRequest
 from forgeyard_model.job import Step, When
+from forgeyard_model.network import NetworkEvidence
 from forgeyard_model.result import (
     CancellationReason,
     CollectedOutput,
     EndCause,
     Evidence,
     ExecutionResult,
+    Outcome,
     ResourceUsage,
+    ServiceResult,
     StepResult,
 )
 from forgeyard_process_shim.channel import ShimDied
 from forgeyard_runtimes.spool import OutputChunk
+
+if TYPE_CHECKING:
+    from forgeyard_services.supervisor import ServiceFailure
 
 log: Final = logging.getLogger("forgeyard.executor")
 
 SMALL_OUTPUT: Final = 1 << 20
 """Bytes. Deleting that little is quicker than handing it to a thread."""
 
+_HINT_BYTES: Final = 8192
 DEATH_GRACE: Final = 1.0
 """Seconds between the death of PID 1 and giving up on its last report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What became of what a job had beside it."""
+
+    services: tuple[ServiceResult, ...] = ()
+    network: NetworkEvidence | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Execution:
@@ -47,6 +65,7 @@ class Execution:
         self._kill_now = asyncio.Event()
         self._no_more_steps = asyncio.Event()
         self._step_lock = asyncio.Lock()
+        self._ready = asyncio.Event()
         self._results: list[StepResult] = []
         self._stop_signal: int = signal.SIGTERM
         self._notes: list[str] = []
@@ -81,12 +100,15 @@ class Execution:
         :raises InvalidRequest: for a step the kernel would refuse.
         """
         async with self._step_lock:
+            await self._ready.wait()
             if self._end is not None:
                 raise ExecutorError(ExecutorErrorKind.LOST, "attempt_ended", "the attempt has already ended")
             attempt = self._attempt
             index = len(self._results)
             user = attempt.prepared.plan.user.name
             resolved = resolve_step(attempt.request, attempt.rootfs, step, index=index, user=user)
+            if attempt.network is not None:
+                resolved = attempt.network.for_step(resolved)
             return await self._run_one(index, resolved)
 
     def finish(self) -> None:
@@ -98,13 +120,27 @@ class Execution:
         async for chunk in self._attempt.spool.reader():
             yield chunk
 
+    async def service_output(self, name: str) -> AsyncIterator[OutputChunk]:
+        """What the service `name` writes, from its first byte on, until it has ended.
+
+        :raises InvalidRequest: the job has no such service.
+        """
+        container = next((item for item in self._attempt.services if item.spec.name == name), None)
+        if container is None:
+            names = ", ".join(item.spec.name for item in self._attempt.services) or "none"
+            raise InvalidRequest("service", name, f"the job has no such service; it has {names}")
+        async for chunk in container.member.spool.reader():
+            yield chunk
+
     async def drop_output(self) -> None:
         """Delete the spooled output. Only after the end, when no reader wants it any more."""
-        summary = self._attempt.spool.summary()
-        if summary.stdout_bytes + summary.stderr_bytes <= SMALL_OUTPUT:
-            self._attempt.spool.remove()
-        else:
-            await asyncio.to_thread(self._attempt.spool.remove)
+        spools = (self._attempt.spool, *(container.member.spool for container in self._attempt.services))
+        for spool in spools:
+            summary = spool.summary()
+            if summary.stdout_bytes + summary.stderr_bytes <= SMALL_OUTPUT:
+                spool.remove()
+            else:
+                await asyncio.to_thread(spool.remove)
 
     # ---- the attempt's own task
 
@@ -112,10 +148,14 @@ class Execution:
         attempt = self._attempt
         evidence, usage = Evidence(), ResourceUsage()
         outputs: tuple[CollectedOutput, ...] = ()
+        caches: tuple[CacheReport, ...] = ()
+        beside = Beside()
         try:
             await self._run_to_end()
             evidence, usage = await attempt.read_evidence()
+            beside = await self._read_beside()
             outputs = await attempt.collect_outputs()
+            caches = await attempt.save_caches(keep=self._judge(evidence, outputs).outcome is Outcome.SUCCEEDED)
         except ForgeyardError as error:
             log.exception("attempt %s failed", attempt.sandbox)
             if self._end is None or self._end.cause is EndCause.EXITED:
@@ -127,42 +167,111 @@ class Execution:
             self._end = self._end or End(EndCause.CANCELLED, cancellation=CancellationReason.SHUTDOWN)
         finally:
             cleanup_errors = await attempt.clean_up()
-        verdict = judge(self._end or End(EndCause.EXITED), tuple(self._results), evidence, outputs)
-        return self._result(verdict, evidence, usage, outputs, cleanup_errors)
+        result = self._result(self._judge(evidence, outputs), evidence, usage, outputs, cleanup_errors)
+        return replace(
+            result,
+            caches=caches,
+            services=beside.services,
+            network=beside.network,
+            notes=(*result.notes, *beside.notes),
+        )
+
+    def _judge(self, evidence: Evidence, outputs: tuple[CollectedOutput, ...]) -> Verdict:
+        return judge(self._end or End(EndCause.EXITED), tuple(self._results), evidence, outputs)
 
     async def _run_to_end(self) -> None:
-        """Steps until they are through or something stops them; then the end of the tree, verified."""
-        steps = asyncio.ensure_future(self._run_steps())
+        """Services, then steps until they are through or something stops them; then the end of the tree, verified."""
+        steps: asyncio.Future[None] | None = None
+        try:
+            if self._attempt.services_up is not None:
+                await self._await_services(self._attempt.services_up)
+            self._ready.set()
+            steps = asyncio.ensure_future(self._run_steps())
+            await self._follow(steps)
+        finally:
+            self._ready.set()
+            await self._end_tree(steps)
+
+    async def _follow(self, steps: asyncio.Future[None]) -> None:
         death = self._attempt.container.death
         limit, name = self._time_limit()
-        try:
-            await asyncio.wait((steps, self._stopped, death), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if death.done() and not steps.done():
-                # What the running step last reported may still be in the pipe; it counts.
-                await asyncio.wait((steps,), timeout=DEATH_GRACE)
-                self._set_end(End(EndCause.SANDBOX_DIED))
-            elif not steps.done():
-                self._set_end(End(EndCause.TIMED_OUT, detail=name, limit=limit or 0.0))
-                await self._stop_steps(steps)
-            if steps.done():
-                steps.result()
-                self._set_end(End(EndCause.EXITED))
-        finally:
-            await self._end_tree(steps)
+        causes = (steps, self._stopped, death, *self._beside())
+        await asyncio.wait(causes, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if death.done() and not steps.done():
+            # What the running step last reported may still be in the pipe; it counts.
+            await asyncio.wait((steps,), timeout=DEATH_GRACE)
+            self._set_end(End(EndCause.SANDBOX_DIED))
+        elif not steps.done():
+            self._note_failures_beside()
+            self._set_end(End(EndCause.TIMED_OUT, detail=name, limit=limit or 0.0))
+            await self._stop_steps(steps)
+        if steps.done():
+            steps.result()
+            self._set_end(End(EndCause.EXITED))
+
+    # ---- what is beside the job
+
+    async def _await_services(self, up: asyncio.Future[ServiceFailure | None]) -> None:
+        """Until they are ready, or there is a reason that no step runs any more."""
+        limit, name = self._deadline_limit()
+        causes: tuple[asyncio.Future[Any], ...] = (up, self._stopped, self._attempt.container.death, *self._beside())
+        await asyncio.wait(causes, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        self._note_failures_beside()
+        if self._attempt.container.death.done():
+            self._set_end(End(EndCause.SANDBOX_DIED))
+        if not up.done():
+            self._set_end(End(EndCause.TIMED_OUT, detail=name, limit=limit or 0.0))
+
+    def _beside(self) -> tuple[asyncio.Future[Any], ...]:
+        """What ends the job when it is done: a service that failed, a part of the network that died."""
+        attempt = self._attempt
+        found: list[asyncio.Future[Any]] = [] if attempt.supervisor is None else [attempt.supervisor.failed]
+        return (*found, *(() if attempt.network is None else (attempt.network.failed,)))
+
+    def _note_failures_beside(self) -> None:
+        attempt = self._attempt
+        if attempt.network is not None and attempt.network.failed.done():
+            self._set_end(End(EndCause.INFRASTRUCTURE, detail=str(attempt.network.failed.exception())))
+        if attempt.supervisor is None or not attempt.supervisor.failed.done():
+            return
+        error = attempt.supervisor.failed.exception()
+        if error is not None:
+            self._set_end(End(EndCause.INFRASTRUCTURE, detail=f"services: {error}"))
+            return
+        failure = attempt.supervisor.failed.result()
+        limit = " (services_timeout)" if failure.timed_out else ""
+        self._set_end(End(EndCause.SERVICE_FAILED, detail=f"{failure.message}{limit}"))
+
+    async def _read_beside(self) -> Beside:
+        """What became of services and network, once all are dead and before anything of them is taken down."""
+        attempt = self._attempt
+        services: tuple[ServiceResult, ...] = ()
+        notes: tuple[str, ...] = ()
+        if attempt.supervisor is not None:
+            services, notes = await attempt.supervisor.results(), attempt.supervisor.notes
+        network = None if attempt.network is None else await attempt.network.evidence()
+        return Beside(services, network, notes)
 
     def _time_limit(self) -> tuple[float | None, str]:
         """Seconds that the steps have, and which limit that is: the job's timeout, or the caller's deadline."""
-        request = self._attempt.request
-        limit = request.limits.wall_time
-        if request.context.deadline is not None:
-            left = max(0.0, (request.context.deadline - datetime.now(UTC)).total_seconds())
-            if limit is None or left < limit:
-                return left, "the caller's deadline"
+        limit = self._attempt.request.limits.wall_time
+        left, name = self._deadline_limit()
+        if left is not None and (limit is None or left < limit):
+            return left, name
         return limit, "timeout"
 
-    async def _end_tree(self, steps: asyncio.Future[None]) -> None:
-        await self._attempt.container.kill()
-        if not steps.done():
+    def _deadline_limit(self) -> tuple[float | None, str]:
+        """Seconds until the caller's deadline."""
+        deadline = self._attempt.request.context.deadline
+        left = None if deadline is None else max(0.0, (deadline - datetime.now(UTC)).total_seconds())
+        return left, "the caller's deadline"
+
+    async def _end_tree(self, steps: asyncio.Future[None] | None) -> None:
+        try:
+            await self._attempt.container.kill()
+        finally:
+            await self._attempt.stop_services()
+        if steps is not None and not steps.done():
             # The tree is dead, so the step's end is on its way as ShimDied.
             await asyncio.wait((steps,), timeout=DEATH_GRACE)
             steps.cancel()
@@ -226,13 +335,37 @@ class Execution:
             self._set_end(End(EndCause.SANDBOX_DIED))
             raise
         self._results.append(result)
-        if result.failed and (hint := privilege_hint(resolved.step, self._attempt.prepared.plan)):
-            self._notes.append(hint)
+        if result.failed:
+            self._notes.extend(await self._hints(resolved))
         log.info(
             "step ends",
             extra={"sandbox": self.sandbox_id, "step": result.name, "step_index": index, "seconds": result.duration},
         )
         return result
+
+    async def _hints(self, resolved: ResolvedStep) -> list[str]:
+        """What its step may have looked for in vain."""
+        from forgeyard_services.hints import engine_hint
+
+        step = resolved.step
+        words = step.argv if step.script is None else (step.script,)
+        engine = engine_hint(await self._output_tail(), words)
+        hints = (
+            privilege_hint(step, self._attempt.prepared.plan),
+            engine and f"step {step.name} failed: {engine}",
+        )
+        return [hint for hint in hints if hint]
+
+    async def _output_tail(self) -> bytes:
+        """The end of the job's output; nothing where there is so much of it that looking would hold up the job."""
+        summary = self._attempt.spool.summary()
+        if summary.stdout_bytes + summary.stderr_bytes > SMALL_OUTPUT:
+            return b""
+        tail = bytearray()
+        async for chunk in self._attempt.spool.reader(follow=False):
+            tail += chunk.data
+            del tail[:-_HINT_BYTES]
+        return bytes(tail)
 
     def _set_end(self, end: End) -> None:
         """The first cause stands: what came later only raced with it."""

@@ -3,70 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, TypeVar
 
-from forgeyard_executor.attempt import Attempt
-from forgeyard_executor.capabilities import PROBE_NAME, CapabilityCache, conclusive, refuse_missing
-from forgeyard_executor.config_apply import canonical_image, configured_job
+from forgeyard_executor.attempt import Attempt, Companions
+from forgeyard_executor.attempt_caches import AttemptCaches
+from forgeyard_executor.capabilities import PROBE_NAME, CapabilityCache, conclusive, refuse_missing, with_networks
+from forgeyard_executor.config_apply import canonical_image
 from forgeyard_executor.config_load import load_config
 from forgeyard_executor.execution import Execution
 from forgeyard_executor.explain import explain, report_of
 from forgeyard_executor.explain_facts import HostFacts
 from forgeyard_executor.explain_limits import lowered_notes
-from forgeyard_executor.export import BundleExport
+from forgeyard_executor.export import BundleExport, refuse_network
+from forgeyard_executor.images import AS_USUAL, ImageOptions, ImageRequest, Images, ReadyImage
+from forgeyard_executor.kept import Kept
+from forgeyard_executor.networked import is_networked
+from forgeyard_executor.networks import Networks
 from forgeyard_executor.outputs import check_destination
 from forgeyard_executor.planning import Planned, plan_request, process_mode_user
 from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover
-from forgeyard_executor.services import HostServices, nofile_ceiling
+from forgeyard_executor.refusals import prepare_timeout, state_io
+from forgeyard_executor.requested import Requested, request_for
+from forgeyard_executor.services import HostServices, open_services
 from forgeyard_executor.sources import canonical_request, split_root_approvals
 from forgeyard_executor.state import StatePaths
-from forgeyard_host.cgroups import CgroupHost
-from forgeyard_host.host import Host
-from forgeyard_host.ledger import ExecutorLock
-from forgeyard_host.processes import process_facts
-from forgeyard_host.uids import DEFAULT_BASE, DEFAULT_SIZE, UidRanges
 from forgeyard_model.capabilities import ExecutorCapabilities
-from forgeyard_model.config import ExecutorConfig, UidBlock
+from forgeyard_model.config import ExecutorConfig
 from forgeyard_model.enforcement import PlanReport
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, FailureClass, ForgeyardError, SandboxError
+from forgeyard_model.errors import (
+    ExecutorError,
+    ExecutorErrorKind,
+    FailureClass,
+    ForgeyardError,
+    InvalidRequest,
+    SandboxError,
+)
 from forgeyard_model.identity import AttemptContext, SandboxId
 from forgeyard_model.job import Job
-from forgeyard_model.plan import Bundle, PreparedExecution, RootfsPlan
+from forgeyard_model.plan import Bundle, NetworkAttachment, PreparedExecution, RootfsPlan
 from forgeyard_model.policy import IsolationLevel
 from forgeyard_model.request import ExecutionRequest, PreparedWorkspace, request_from_job
 from forgeyard_model.result import CancellationReason, ExecutionResult
-from forgeyard_networks.attach import attach
-from forgeyard_process_shim.binary import shim_binary
+from forgeyard_model.services import ServiceSpec
 from forgeyard_process_shim.hostroot import HostRootfs
 from forgeyard_runtimes.cli_runtime import CliRuntime
 from forgeyard_runtimes.shielding import shielded
-from forgeyard_runtimes.spool import OutputPump
 
 if TYPE_CHECKING:
     from forgeyard_executor.capabilities_probe import SandboxSight
-    from forgeyard_oci.image_store import ImageStore
+    from forgeyard_oci.registry.budget import Budget
 
-_POOL_SIZE: Final = 4
+T = TypeVar("T")
 
 
 class Executor:
     """Runs jobs on this host. Use ``async with Executor.open() as executor``."""
 
-    def __init__(self, services: HostServices, config: ExecutorConfig) -> None:
+    def __init__(self, services: HostServices, config: ExecutorConfig, images: Images) -> None:
         self._services = services
         self._config = config
+        self._images = images
+        self._kept = Kept(services.paths, config, images)
         self._host_rootfs: dict[tuple[bool, bool], HostRootfs] = {}
-        self._images: ImageStore | None = None
         self._prepared: dict[SandboxId, Attempt] = {}
         self._running: dict[SandboxId, Execution] = {}
+        self._networks = Networks(config.network, str(services.paths.root), services.in_pool)
         self._capabilities = CapabilityCache(self._probe)
         self.recovered = RecoveryReport((), 0, ())
         """What was found and undone when this executor was opened."""
@@ -95,16 +102,32 @@ class Executor:
         found = await CliRuntime.find(runtime or config.runtime)
         paths.make()
         async with AsyncExitStack() as stack:
-            services = await _open_services(stack, paths, found, config)
-            executor = cls(services, config)
-            executor.recovered = await executor.recover()
+            services = await open_services(stack, paths, found, config)
+            images = Images(paths, config)
+            stack.callback(images.close)
+            executor = cls(services, config, images)
             stack.push_async_callback(executor._close)
+            executor.recovered = await executor.recover()
+            await stack.enter_async_context(executor._kept.retaining())
+            if config.network.pool:
+                await executor._networks.open()
             yield executor
 
     async def recover(self) -> RecoveryReport:
         """Destroy what executors that are dead left in this state directory. Others' running jobs are left alone."""
         services = self._services
-        return await services.in_pool(lambda: recover(services.paths, services.host, services.cgroups))
+        report = await services.in_pool(lambda: recover(services.paths, services.host, services.cgroups))
+        errors = await self._networks.recover(report.running)
+        return replace(report, errors=(*report.errors, *errors)) if errors else report
+
+    async def retain(self) -> tuple[str, ...]:
+        """Remove what nobody used for as long as the configuration's `retention` says, and nothing that is in use.
+
+        Done by itself when an executor opens, and every hour.
+
+        :returns: what went wrong, a line each.
+        """
+        return await self._kept.retain()
 
     async def capabilities(self, *, renew: bool = False) -> ExecutorCapabilities:
         """What this host really provides, from probes that used each feature not more than 45 seconds ago.
@@ -119,54 +142,79 @@ class Executor:
 
         return await look_inside(self._run_unchecked)
 
-    async def prepare(self, request: ExecutionRequest) -> PreparedExecution:
+    async def prepare(self, request: ExecutionRequest, *, images: ImageOptions = AS_USUAL) -> PreparedExecution:
         """Plan, check and make everything that `request` needs, up to the container itself.
 
-        What the latest probes saw missing is refused; they are never waited for.
+        What the latest probes saw missing is refused; they are never waited for. An image is pulled when it is not
+        there, within the request's prepare timeout; cancelling ends that at once.
 
+        :param images: how to come by the image. A lock is read by `run`, not here: the request is already pinned.
         :raises InvalidRequest: for a value that can't be used.
         :raises ExecutorError: PREPARE or UNSUPPORTED; nothing is left behind.
         """
-        return await self._prepare_configured(request, {})
+        return await self._prepare_configured(Requested(request, images))
 
-    async def _prepare_configured(
-        self, request: ExecutionRequest, lowered: Mapping[str, float | None]
-    ) -> PreparedExecution:
+    async def _prepare_configured(self, requested: Requested) -> PreparedExecution:
         known = self._capabilities.known()
         try:
-            refuse_missing(request, known)
+            refuse_missing(requested.request, known)
         except SandboxError as error:
             self._capabilities.doubt()
             raise ExecutorError.prepare(error) from error
         try:
-            return await self._prepare(request, self._facts(conclusive(known), lowered))
+            return await self._prepare(requested, self._facts(conclusive(known), requested.lowered))
         except ExecutorError as error:
             if error.sandbox is not None and error.failure_class is FailureClass.INFRASTRUCTURE:
                 self._capabilities.doubt()
             raise
 
-    async def _prepare(self, request: ExecutionRequest, facts: HostFacts) -> PreparedExecution:
+    async def _prepare(self, requested: Requested, facts: HostFacts) -> PreparedExecution:
+        pulling = False
         try:
-            request = self._canonical(request)
+            requested = replace(requested, request=self._canonical(requested.request))
+            request = requested.request
             isolation = explain(request, facts).chosen().isolation
             notes = lowered_notes(request, facts)
-            network = attach(request.network)
+            self._networks.refuse(request)
             check_destination(request.workspace.output)
-            attempt = Attempt(self._services, request, network)
+            await self._kept.make_room()
+            attempt = Attempt(self._services, request, NetworkAttachment(request.network.mode))
             async with asyncio.timeout(request.timeouts.prepare):
-                await attempt.prepare(lambda: self._plan(request, isolation, notes))
+                pulling = True
+                image, service_images = await self._ready_images(requested)
+                pulling = False
+                await attempt.prepare(
+                    lambda: self._plan(request, isolation, image, notes),
+                    image=image,
+                    caches=lambda: AttemptCaches.open(self._kept.caches, request),
+                    companions=self._companions(request, isolation, service_images),
+                )
         except SandboxError as error:
             raise ExecutorError.prepare(error) from error
         except TimeoutError as error:
-            raise ExecutorError(
-                ExecutorErrorKind.TIMEOUT,
-                "prepare_timeout",
-                f"prepare_timeout of {request.timeouts.prepare:g}s expired",
-            ) from error
+            raise prepare_timeout(request, pulling=pulling) from error
         except OSError as error:
-            raise _state_io(error) from error
+            raise state_io(error) from error
         self._prepared[attempt.sandbox] = attempt
         return attempt.prepared
+
+    async def _ready_images(self, requested: Requested) -> tuple[ReadyImage | None, Mapping[str, ReadyImage]]:
+        """The job's image and those of its services, by name, all at once. After a failure none is held."""
+        services = requested.service_images
+        own = () if requested.image is None else (requested.image,)
+        found = await self._images.all_ready((*own, *services.values()), requested.options, self._services.in_pool)
+        return (found[0] if own else None), dict(zip(services, found[len(own) :], strict=True))
+
+    def _companions(
+        self, request: ExecutionRequest, isolation: IsolationLevel, images: Mapping[str, ReadyImage]
+    ) -> Companions | None:
+        if not is_networked(request):
+            return None
+
+        def plan(service: ServiceSpec, image: ReadyImage | None) -> tuple[RootfsPlan, Planned]:
+            return self._plan_service(request, service, isolation, image)
+
+        return Companions(lambda sandbox: self._networks.attach(sandbox, request), plan, images)
 
     async def start(self, prepared: PreparedExecution) -> Execution:
         """Start a prepared attempt and its steps.
@@ -187,7 +235,7 @@ class Executor:
             if isinstance(error, SandboxError):
                 raise ExecutorError.prepare(error) from error
             if isinstance(error, OSError):
-                raise _state_io(error) from error
+                raise state_io(error) from error
             raise
         execution = Execution(attempt)
         self._running[attempt.sandbox] = execution
@@ -208,6 +256,9 @@ class Executor:
         output: str | Path | None = None,
         attempt_id: str | None = None,
         deadline: datetime | None = None,
+        tenant: str = "",
+        trusted: bool = True,
+        images: ImageOptions = AS_USUAL,
     ) -> AsyncIterator[Execution]:
         """Prepare and start `job`; leaving the block cancels what still runs, then cleans.
 
@@ -215,10 +266,13 @@ class Executor:
         :param output: absent or empty directory for what the job leaves in /work/output.
         :param attempt_id: the caller's own name for the attempt; data only.
         :param deadline: an absolute end, with a time zone, that caps the job's own timeout.
+        :param tenant, trusted: whose job it is, and whether it may change what others read: see docs/caches.md.
+        :param images: how to come by the job's image: when to pull it, whom to tell, which lock pins its tag.
         """
-        context = AttemptContext(attempt_id or f"local-{SandboxId.mint()}", deadline=deadline)
-        request, lowered = self._requested(job, context, source, output)
-        execution = await self.start(await self._prepare_configured(request, lowered))
+        attempt_id = attempt_id or f"local-{SandboxId.mint()}"
+        context = AttemptContext(attempt_id, tenant, deadline=deadline, trusted=trusted)
+        requested = await self._requested(job, context, source, output, images=images)
+        execution = await self.start(await self._prepare_configured(requested))
         try:
             yield execution
         finally:
@@ -237,41 +291,84 @@ class Executor:
         """The attempts in this executor's state directory, other executors' included."""
         return list_sandboxes(self._services.paths.root)
 
-    async def generate_bundle(self, job: Job, directory: Path, *, source: str | Path | None = None) -> Bundle:
+    async def generate_bundle(
+        self, job: Job, directory: Path, *, source: str | Path | None = None, images: ImageOptions = AS_USUAL
+    ) -> Bundle:
         """Write the bundle of `job` into `directory`, complete, so that `runc run -b directory ID` runs it.
 
         :raises ForgeyardError: as `prepare`; the directory is then left as it was.
         """
-        request, lowered = self._requested(job, AttemptContext("bundle"), source)
-        request = self._canonical(request)
-        isolation = explain(request, self._facts(None, lowered)).chosen().isolation
-        network = attach(request.network)
+        if job.caches:
+            raise InvalidRequest("caches", job.caches[0].key, "a generated bundle stands by itself: take caches out")
+        requested = await self._requested(job, AttemptContext("bundle"), source, images=images)
+        requested = replace(requested, request=self._canonical(requested.request))
+        request = requested.request
+        isolation = explain(request, self._facts(None, requested.lowered)).chosen().isolation
+        refuse_network(request)
 
-        def export() -> Bundle:
-            rootfs, planned = self._plan(request, isolation)
-            return BundleExport(self._services, request, rootfs, planned, network).write(directory)
+        def export(budget: Budget | None) -> Bundle:
+            with self._held(requested.image, requested, budget) as image:
+                rootfs, planned = self._plan(request, isolation, image)
+                return BundleExport(self._services, request, rootfs, planned).write(directory)
 
-        return await self._services.in_pool(export)
+        return await self._blocking(requested, export)
 
-    async def plan(self, job: Job, *, source: str | Path | None = None) -> PlanReport:
+    async def plan(self, job: Job, *, source: str | Path | None = None, images: ImageOptions = AS_USUAL) -> PlanReport:
         """What this host would make of `job`, field by field; `run` refuses exactly what this refuses.
 
-        An image is unpacked into the cache, since what it says of its user and platform decides as well.
+        An image is pulled and unpacked as `run` does it, since what it says of its user and platform decides as well.
+        With ``pull="never"`` one that is not there is refused, as `run` then refuses it.
 
         :raises InvalidRequest: for a value that no host could use.
         """
-        request, lowered = self._requested(job, AttemptContext("plan"), source)
-        request = self._canonical(request)
-        facts = self._facts(await self.capabilities(), lowered)
-        return await self._services.in_pool(lambda: report_of(request, facts, self._plan))
+        requested = await self._requested(job, AttemptContext("plan"), source, images=images)
+        requested = replace(requested, request=self._canonical(requested.request))
+        known = await self.capabilities()
+        if is_networked(requested.request):
+            await self._networks.capabilities()
+        facts = self._facts(known, requested.lowered)
 
-    def _requested(
-        self, job: Job, context: AttemptContext, source: str | Path | None, output: str | Path | None = None
-    ) -> tuple[ExecutionRequest, Mapping[str, float | None]]:
-        """`job` under this executor's configuration, and the profile defaults that its maximum cut down."""
+        def report(budget: Budget | None) -> PlanReport:
+            def plan(request: ExecutionRequest, isolation: IsolationLevel) -> tuple[RootfsPlan, Planned]:
+                self._networks.refuse(request)
+                for service in request.spec.services:
+                    with self._held(requested.service_images.get(service.name), requested, budget) as image:
+                        self._plan_service(request, service, isolation, image)
+                with self._held(requested.image, requested, budget) as image:
+                    return self._plan(request, isolation, image)
+
+            return report_of(requested.request, facts, plan)
+
+        return await self._blocking(requested, report)
+
+    async def _blocking(self, requested: Requested, call: Callable[[Budget | None], T]) -> T:
+        """Run `call` in the pool for host work, or in that for pulls when it may have to pull."""
+        if requested.image is None and not requested.service_images:
+            return await self._services.in_pool(lambda: call(None))
+        return await self._images.work(call, seconds=requested.request.timeouts.prepare)
+
+    @contextmanager
+    def _held(
+        self, wanted: ImageRequest | None, requested: Requested, budget: Budget | None
+    ) -> Iterator[ReadyImage | None]:
+        """An image, held for the block; None on the host rootfs. Blocking."""
+        if wanted is None:
+            yield None
+            return
+        with closing(self._images.take(wanted, requested.options, budget)) as image:
+            yield image
+
+    async def _requested(
+        self,
+        job: Job,
+        context: AttemptContext,
+        source: str | Path | None,
+        output: str | Path | None = None,
+        *,
+        images: ImageOptions = AS_USUAL,
+    ) -> Requested:
         workspace = PreparedWorkspace(None if source is None else str(source), None if output is None else str(output))
-        configured = configured_job(job, self._config)
-        return request_from_job(configured.job, context=context, workspace=workspace), configured.lowered
+        return await request_for(job, context, workspace, config=self._config, images=self._images, options=images)
 
     def _canonical(self, request: ExecutionRequest) -> ExecutionRequest:
         return canonical_image(canonical_request(request, self._services.paths.root), self._config)
@@ -279,37 +376,53 @@ class Executor:
     def _facts(self, known: ExecutorCapabilities | None, lowered: Mapping[str, float | None]) -> HostFacts:
         """What requests are judged by: the probes' findings, or the adapter's claims while there are none."""
         backend = known or self._services.runtime.capabilities()
-        return HostFacts((backend,), self._services.nofile_ceiling, self._config, lowered=lowered)
+        backend = replace(backend, network_modes=backend.network_modes | self._networks.modes)
+        network = self._networks.known
+        return HostFacts((backend,), self._services.nofile_ceiling, self._config, lowered=lowered, networks=network)
 
     def _plan(
-        self, request: ExecutionRequest, isolation: IsolationLevel, notes: tuple[str, ...] = ()
+        self,
+        request: ExecutionRequest,
+        isolation: IsolationLevel,
+        image: ReadyImage | None,
+        notes: tuple[str, ...] = (),
     ) -> tuple[RootfsPlan, Planned]:
-        if request.spec.image is not None:
-            spec = request.spec
-            rootfs = self._image_store().prepare(request.spec.image, spec.platform, Path.cwd(), user=spec.user)
+        if image is not None:
+            rootfs = image.rootfs
         else:
             request, local, opt = split_root_approvals(request)
-            if (local, opt) not in self._host_rootfs:
-                self._host_rootfs[local, opt] = HostRootfs(self._services.paths.rootfs, local=local, opt=opt)
-            rootfs = replace(self._host_rootfs[local, opt].plan(), user=process_mode_user(request.spec.user))
+            rootfs = replace(self._host_root(local=local, opt=opt), user=process_mode_user(request.spec.user))
         ceiling = self._services.nofile_ceiling
-        planned = plan_request(request, rootfs, isolation=isolation, nofile_ceiling=ceiling)
+        planned = plan_request(
+            request, rootfs, isolation=isolation, nofile_ceiling=ceiling, networked=is_networked(request)
+        )
         return rootfs, replace(planned, notes=(*notes, *planned.notes))
 
-    def _image_store(self) -> ImageStore:
-        """Opened by the first job with an image, since its models are slow to import."""
-        if self._images is None:
-            from forgeyard_oci.image_store import ImageStore
+    def _plan_service(
+        self, request: ExecutionRequest, service: ServiceSpec, isolation: IsolationLevel, image: ReadyImage | None
+    ) -> tuple[RootfsPlan, Planned]:
+        from forgeyard_executor.service_planning import plan_service
 
-            self._images = ImageStore(self._services.paths.images)
-            self._images.sweep()
-        return self._images
+        if image is not None:
+            rootfs = image.rootfs
+        else:
+            rootfs = replace(self._host_root(local=False, opt=False), user=process_mode_user(service.user))
+        ceiling = self._services.nofile_ceiling
+        return rootfs, plan_service(service, request, rootfs, isolation=isolation, nofile_ceiling=ceiling)
+
+    def _host_root(self, *, local: bool, opt: bool) -> RootfsPlan:
+        if (local, opt) not in self._host_rootfs:
+            self._host_rootfs[local, opt] = HostRootfs(self._services.paths.rootfs, local=local, opt=opt)
+        return self._host_rootfs[local, opt].plan()
 
     async def _probe(self) -> ExecutorCapabilities:
         # Imported when first needed: a single `forgeyard run` never probes.
         from forgeyard_executor.capabilities_probe import probe_host
 
-        return await probe_host(self._services, self._run_unchecked)
+        found, networks = await asyncio.gather(
+            probe_host(self._services, self._run_unchecked), self._networks.capabilities()
+        )
+        return with_networks(found, networks)
 
     async def _run_unchecked(self, job: Job) -> tuple[ExecutionResult, bytes]:
         """Run a job of our own whatever the probes say, for the probes; its result and its stdout."""
@@ -317,7 +430,7 @@ class Executor:
         request = request_from_job(job, context=context, workspace=PreparedWorkspace())
         # What the organisation demands of jobs is no reason not to look.
         facts = HostFacts((self._services.runtime.capabilities(),), self._services.nofile_ceiling)
-        execution = await self.start(await self._prepare(request, facts))
+        execution = await self.start(await self._prepare(Requested(request), facts))
         try:
             out = b"".join([chunk.data async for chunk in execution.output() if chunk.stream == "stdout"])
             return await execution.wait(), out
@@ -332,45 +445,4 @@ class Executor:
         for attempt in list(self._prepared.values()):
             await shielded(attempt.discard())
         self._prepared.clear()
-
-
-def _state_io(error: OSError) -> ExecutorError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return ExecutorError(
-        ExecutorErrorKind.IO_FAILED,
-        "no_space" if full else "state_directory",
-        "the state directory can't be written",
-        details=str(error),
-        resolution="free space in its file system, or name another with --state-dir",
-    )
-
-
-async def _open_services(
-    stack: AsyncExitStack, paths: StatePaths, runtime: CliRuntime, config: ExecutorConfig
-) -> HostServices:
-    """Everything that lives as long as the executor; `stack` closes it in reverse."""
-    lock = ExecutorLock(str(paths.root), SandboxId.mint().value)
-    stack.callback(lock.release)
-    cgroups = CgroupHost.detect()
-    stack.callback(cgroups.remove_empty, f"/forgeyard/{lock.executor_id}")
-    pool = stack.enter_context(ThreadPoolExecutor(_POOL_SIZE, thread_name_prefix="forgeyard"))
-    block = config.uid_block or UidBlock(DEFAULT_BASE, DEFAULT_SIZE)
-    uids = UidRanges(block.base, block.size, cgroup_host=cgroups)
-    stack.callback(uids.close)
-    host = Host(str(paths.root), uid_block=uids.block)
-    stack.callback(host.close)
-    pump = OutputPump()
-    stack.callback(pump.close)
-    return HostServices(
-        executor_id=lock.executor_id,
-        paths=paths,
-        host=host,
-        cgroups=cgroups,
-        uids=uids,
-        pump=pump,
-        runtime=runtime,
-        pool=pool,
-        own_namespaces=process_facts(os.getpid()).namespaces,
-        nofile_ceiling=nofile_ceiling(),
-        shim=shim_binary(),
-    )
+        await shielded(self._networks.close())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from forgeyard_executor.capabilities import needed, reason_of
 from forgeyard_executor.explain_facts import HostFacts
 from forgeyard_executor.explain_limits import limit_rows
+from forgeyard_executor.explain_network import network_row, service_rows
 from forgeyard_executor.explain_rootfs import rootfs_rows
 from forgeyard_executor.planning import Planned
 from forgeyard_executor.selection import ExecutorSelectionError, ExecutorSelector, Selection
@@ -57,7 +58,8 @@ def explain(request: ExecutionRequest, facts: HostFacts) -> Explained:
     rows: tuple[PlanRow, ...] = (
         isolation,
         *_privilege_rows(request, facts),
-        _network(request, facts),
+        network_row(request, facts),
+        *service_rows(request, facts),
         *rootfs_rows(request, facts),
         *limit_rows(request, facts),
         *_time_rows(request),
@@ -139,32 +141,6 @@ def _privilege_rows(request: ExecutionRequest, facts: HostFacts) -> Iterator[Pla
         yield PlanRow("devices", devices, Enforcement.REFUSED, "this version", "no device can be leased", cure, error)
 
 
-def _network(request: ExecutionRequest, facts: HostFacts) -> PlanRow:
-    mode = request.network.mode
-    if facts.backend is None or mode not in facts.backend.network_modes:
-        cure = "use network deny, or host in the development profile"
-        error = ExecutorError(
-            ExecutorErrorKind.UNSUPPORTED,
-            "network_mode",
-            f"network {mode.value} can't be enforced on this host by this version",
-            resolution=cure,
-        )
-        return PlanRow("network", mode.value, Enforcement.REFUSED, "this version", "can't be enforced", cure, error)
-    if mode is NetworkMode.HOST:
-        return PlanRow(
-            "network", mode.value, Enforcement.ENFORCED, "none: the host network", "no boundary; the result says impure"
-        )
-    if mode is not NetworkMode.DENY:
-        return PlanRow("network", mode.value, Enforcement.ENFORCED, "a network namespace of the job's own")
-    return facts.row(
-        "network",
-        mode.value,
-        Feature.NETWORK_DENY,
-        by="a network namespace with loopback alone",
-        kind=SandboxErrorKind.NETWORK_SETUP_FAILED,
-    )
-
-
 def _time_rows(request: ExecutionRequest) -> Iterator[PlanRow]:
     """What the executor itself holds, whatever the host has."""
     clock = "the executor's clock; the tree is killed"
@@ -172,6 +148,7 @@ def _time_rows(request: ExecutionRequest) -> Iterator[PlanRow]:
         ("prepare_timeout", request.timeouts.prepare),
         ("grace", request.timeouts.grace),
         ("finally_timeout", request.timeouts.finally_),
+        *((("services_timeout", request.timeouts.services),) if request.spec.services else ()),
     ):
         shown = format_duration(seconds) if seconds else "0s"
         yield PlanRow(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from forgeyard_model.capabilities import ExecutorCapabilities, Feature, Probe
 from forgeyard_model.config import ExecutorConfig
 from forgeyard_model.enforcement import Enforcement, PlanRow
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
+
+if TYPE_CHECKING:
+    from forgeyard_networks.manager import NetworkCapabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class HostFacts:
     :param lowered: profile defaults that the configured maximum cut down, by field of ResourceLimits.
     :param source_idmap: what a look at the source's filesystem found; None: not looked at.
     :param rootfs: digest of the root filesystem; empty: not looked at.
+    :param networks: what networks this host can make; None: not looked at.
     """
 
     candidates: tuple[ExecutorCapabilities, ...]
@@ -30,6 +35,7 @@ class HostFacts:
     lowered: Mapping[str, float | None] = field(default_factory=dict)
     source_idmap: Probe | None = None
     rootfs: str = ""
+    networks: NetworkCapabilities | None = None
 
     def __post_init__(self) -> None:
         if self.backend is None and self.candidates:

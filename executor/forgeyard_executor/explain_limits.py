@@ -11,6 +11,7 @@ from forgeyard_executor.explain_facts import HostFacts
 from forgeyard_model.capabilities import Feature
 from forgeyard_model.enforcement import Enforcement, PlanRow
 from forgeyard_model.errors import InvalidRequest, SandboxErrorKind
+from forgeyard_model.profile import PROFILES
 from forgeyard_model.request import ExecutionRequest
 
 _FAILED = SandboxErrorKind.RESOURCE_LIMIT_FAILED
@@ -32,7 +33,10 @@ def limit_rows(request: ExecutionRequest, facts: HostFacts) -> Iterator[PlanRow]
     """One row for each limit, and one for swap, which no job has."""
     for name, field in _FIELDS.items():
         value = getattr(request.limits, name)
-        row = _above_maximum(name, field, value, facts) or _row(name, field, value, facts)
+        watched = PROFILES[request.profile].disk_watched if name == "disk" and value is None else None
+        row = _above_maximum(name, field, value, facts) or (
+            _row(name, field, value, facts) if watched is None else _watched(field, watched)
+        )
         yield _lowered(row, name, value, facts)
         if name == "memory":
             yield facts.row(
@@ -76,6 +80,12 @@ def _row(name: str, field: str, value: float | None, facts: HostFacts) -> PlanRo
     return _controlled(name, field, asked, facts)
 
 
+def _watched(field: str, limit: int) -> PlanRow:
+    by = "watched: the executor counts what the job writes, and kills it past that"
+    cure = "name a limit to have it held by a filesystem of that size"
+    return PlanRow(field, shown_limit("disk", limit), Enforcement.EMULATED, by, cure=cure)
+
+
 def _controlled(name: str, field: str, asked: str, facts: HostFacts) -> PlanRow:
     """A limit that the kernel holds."""
     backend = facts.backend
@@ -85,7 +95,7 @@ def _controlled(name: str, field: str, asked: str, facts: HostFacts) -> PlanRow:
         "cpus": f"{version}cpu controller: quota and shares",
         "memory": f"{version}memory controller, tmpfs included",
         "pids": f"{version}pids controller",
-        "disk": "a filesystem of that size for all that the job writes",
+        "disk": "a filesystem of that size for all that the job writes, its room set aside",
     }[name]
     feature, claim = {
         "cpus": (Feature.CPU_LIMIT, controls is not None and controls.cpu),

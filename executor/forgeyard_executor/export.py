@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forgeyard_executor.export_tree import copy_path, copy_tree
@@ -21,13 +21,26 @@ from forgeyard_host.operations import IdMapKind, OverlayRequest, SandboxSetup
 from forgeyard_model.capabilities import ExecutorKind
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.identity import SandboxId
-from forgeyard_model.plan import SHIM_DIR, Bundle, NetworkAttachment, Placement, RootfsPlan
-from forgeyard_model.policy import SourceMode
+from forgeyard_model.plan import SHIM_DIR, Bundle, Placement, RootfsPlan
+from forgeyard_model.policy import NetworkMode, SourceMode
 from forgeyard_model.request import ExecutionRequest
 from forgeyard_oci.spec import compile_bundle
 from forgeyard_process_shim.hostroot import hosts_file
 from forgeyard_process_shim.protocol import StepCommand
 from forgeyard_process_shim.replay import REPLAY_ARGV, STEPS_FILE, ReplayStep, encode_replay
+
+
+def refuse_network(request: ExecutionRequest) -> None:
+    """Refuse what a bundle by itself can't have: nobody would make its network, nor run its services.
+
+    :raises InvalidRequest: for services, and for a network that is neither loopback alone nor the host's.
+    """
+    if request.spec.services:
+        name = request.spec.services[0].name
+        raise InvalidRequest("services", name, "a generated bundle is one container by itself: take services out")
+    if request.network.mode not in (NetworkMode.DENY, NetworkMode.HOST):
+        cure = "a generated bundle stands by itself, and nothing makes its network: use network deny"
+        raise InvalidRequest("network", request.network.mode.value, cure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,6 @@ class BundleExport:
     request: ExecutionRequest
     rootfs: RootfsPlan
     planned: Planned
-    network: NetworkAttachment
 
     def write(self, directory: Path) -> Bundle:
         """Write it into `directory`.
@@ -59,7 +71,7 @@ class BundleExport:
         base = self.services.uids.block.start
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         directory.chmod(0o711)
-        _copy_rootfs(self.services, self.rootfs, directory / "rootfs", base)
+        volumes = _copy_rootfs(self.services, self.rootfs, self.planned.overlays, directory / "rootfs", base)
         placement = Placement(
             sandbox=sandbox,
             rootfs=str(directory / "rootfs"),
@@ -69,11 +81,12 @@ class BundleExport:
                 **_scratch(self.planned, directory, base),
                 **self._control(directory, sandbox),
                 **self._source_copy(directory, base),
+                **volumes,
             },
             uid_base=base,
             uid_count=UID_COUNT,
             cgroup=None,
-            netns=self.network.netns,
+            netns=None,
             argv=REPLAY_ARGV,
         )
         bundle = compile_bundle(self.planned.plan, placement, machine=platform.machine())
@@ -146,10 +159,13 @@ def _check_free(directory: Path) -> None:
         raise InvalidRequest("--to", directory, "exists and is not an empty directory")
 
 
-def _copy_rootfs(services: HostServices, rootfs: RootfsPlan, target: Path, base: int) -> None:
+def _copy_rootfs(
+    services: HostServices, rootfs: RootfsPlan, overlays: tuple[OverlayRequest, ...], target: Path, base: int
+) -> dict[str, str]:
+    """Copy the root; the sources of an image's volumes, which are copied as well."""
     if rootfs.kind is ExecutorKind.PROCESS:
         copy_tree(Path(rootfs.lowers[0]), target, base)
-        return
+        return {}
     # Layers are merged by the kernel, in an attempt of its own that is undone at once.
     sandbox = SandboxId.mint()
     work = services.paths.attempt(sandbox)
@@ -163,10 +179,15 @@ def _copy_rootfs(services: HostServices, rootfs: RootfsPlan, target: Path, base:
             uid_count=UID_COUNT,
             job_uid=0,
             job_gid=0,
-            overlays=(OverlayRequest("rootfs", rootfs.lowers, IdMapKind.NONE, upper="rootfs"),),
+            overlays=tuple(replace(overlay, idmap=IdMapKind.NONE) for overlay in overlays if overlay.slot == "rootfs"),
         )
         placed = services.host.setup(request, ledger)
         copy_tree(Path(placed.sources["rootfs"]), target, base)
+        volumes = {slot: source for slot, source in placed.sources.items() if slot != "rootfs"}
+        for slot, source in volumes.items():
+            (target.parent / "volumes").mkdir(mode=0o711, exist_ok=True)
+            copy_tree(Path(source), target.parent / "volumes" / slot, base)
+        return {slot: str(target.parent / "volumes" / slot) for slot in volumes}
     finally:
         services.host.teardown(str(work))
         ledger.close_and_remove()

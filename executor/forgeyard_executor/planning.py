@@ -10,7 +10,7 @@ from typing import Final
 
 from forgeyard_executor.environment import HOME, check_text
 from forgeyard_executor.steps import ResolvedStep, default_workdir, resolve_step
-from forgeyard_host.operations import BindRequest, IdMapKind, OverlayRequest, ScratchDir
+from forgeyard_host.operations import BindRequest, IdMapKind, OverlayRequest, RootDirectory, ScratchDir
 from forgeyard_model.capabilities import ExecutorKind
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.plan import (
@@ -31,7 +31,7 @@ from forgeyard_model.policy import (
     SourceMode,
 )
 from forgeyard_model.request import ExecutionRequest
-from forgeyard_process_shim.hostroot import EXTRA_WRITABLE, HOSTS, RESOLV_CONF
+from forgeyard_process_shim.hostroot import EXTRA_WRITABLE, HOSTNAME, HOSTS, RESOLV_CONF
 
 UID_COUNT: Final = 65536
 SHIM_ENV: Final[Mapping[str, str]] = {"PATH": "/nonexistent"}
@@ -43,7 +43,14 @@ _WRITABLE: Final = (
     ("tmp", "/tmp", 0o1777),  # noqa: S108  inside the sandbox
     ("home", HOME, 0o755),
 )
-_CPU_TOPOLOGY: Final = "/sys/devices/system/cpu"
+CPU_TOPOLOGY: Final = "/sys/devices/system/cpu"
+NETWORK_FILES: Final[Mapping[str, str]] = {
+    "control": "ctl",
+    "hosts": "hosts",
+    "resolv": "resolv.conf",
+    "hostname": "hostname",
+}
+"""Files of the attempt's own by slot, where it has a network of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,52 +95,76 @@ def process_mode_user(text: str | None) -> JobUser:
 
 
 def plan_request(
-    request: ExecutionRequest, rootfs: RootfsPlan, *, isolation: IsolationLevel, nofile_ceiling: int
+    request: ExecutionRequest,
+    rootfs: RootfsPlan,
+    *,
+    isolation: IsolationLevel,
+    nofile_ceiling: int,
+    networked: bool = False,
 ) -> Planned:
-    """Everything that can be decided before the host is touched."""
+    """Everything that can be decided before the host is touched.
+
+    :param networked: the attempt has a network of its own, and with it its own resolver and host name files.
+    """
     user = rootfs.user or JobUser(1000, 1000)
     filesystem = request.sandbox.filesystem
     extra = (*filesystem.toolchains, *filesystem.allow_host_paths)
     _check_destinations(extra)
-    rlimits, notes = _rlimits(request, nofile_ceiling)
+    limits, notes = rlimits(request.limits.nofile, nofile_ceiling, core_dumps=request.sandbox.process.core_dumps)
     steps = tuple(
         resolve_step(request, rootfs, step, index=index, user=user.name)
         for index, step in enumerate(request.spec.steps)
     )
-    root_binds, root_overlays = _rootfs_requests(rootfs, extra=bool(extra))
+    host_network = request.network.mode is NetworkMode.HOST
+    mounts = _mounts(request, rootfs, extra, resolver=host_network or networked, hostname=networked)
+    places = image_places(
+        rootfs, mounts, bind_volumes=filesystem.root_read_only, workdir=default_workdir(request, rootfs)
+    )
+    root_binds, root_overlays = rootfs_requests(
+        rootfs, places.directories, extra=bool(extra) or _caches_outside(request, rootfs)
+    )
     source_binds, source_overlays = _source_requests(request)
     paths = tuple(
         BindRequest(f"path-{n}", path.source, IdMapKind.SHIFT, read_only=path.read_only) for n, path in enumerate(extra)
     )
-    host_network = request.network.mode is NetworkMode.HOST
-    capabilities = request.sandbox.privileges.capabilities
-    plan = ContainerPlan(
-        kind=rootfs.kind,
-        rootfs_identity=rootfs.identity,
-        root_read_only=filesystem.root_read_only,
-        mounts=_mounts(request, rootfs, extra, host_network=host_network),
-        user=user,
-        user_namespace=True,
-        network=request.network.mode,
-        capabilities=ROOT_IN_USERNS_CAPABILITIES if capabilities is CapabilityGrant.ROOT_IN_USERNS else (),
-        seccomp=request.sandbox.process.seccomp,
-        limits=request.limits,
-        rlimits=rlimits,
-        umask=request.sandbox.process.umask,
-        env=SHIM_ENV,
-        workdir=default_workdir(request, rootfs),
-        steps=request.spec.steps,
-    )
+    plan = _container_plan(request, rootfs, user, limits, (*places.mounts, *mounts))
     return Planned(
         plan=plan,
         steps=steps,
         binds=(*root_binds, *source_binds, *paths),
         overlays=(*root_overlays, *source_overlays),
         scratch=tuple(ScratchDir(name, name, mode, user.uid, user.gid) for name, _, mode in _writable(rootfs)),
-        host_sources={"cpu": _CPU_TOPOLOGY} | ({"resolv": RESOLV_CONF} if host_network else {}),
-        attempt_files={"control": "ctl", "hosts": "hosts"},
+        host_sources={"cpu": CPU_TOPOLOGY} | ({"resolv": RESOLV_CONF} if host_network else {}),
+        attempt_files=NETWORK_FILES if networked else {"control": "ctl", "hosts": "hosts"},
         isolation=isolation,
-        notes=(*rootfs.notes, *notes),
+        notes=(*rootfs.notes, *notes, *places.notes),
+    )
+
+
+def _container_plan(
+    request: ExecutionRequest,
+    rootfs: RootfsPlan,
+    user: JobUser,
+    limits: tuple[Rlimit, ...],
+    mounts: tuple[PlanMount, ...],
+) -> ContainerPlan:
+    capabilities = request.sandbox.privileges.capabilities
+    return ContainerPlan(
+        kind=rootfs.kind,
+        rootfs_identity=rootfs.identity,
+        root_read_only=request.sandbox.filesystem.root_read_only,
+        mounts=mounts,
+        user=user,
+        user_namespace=True,
+        network=request.network.mode,
+        capabilities=ROOT_IN_USERNS_CAPABILITIES if capabilities is CapabilityGrant.ROOT_IN_USERNS else (),
+        seccomp=request.sandbox.process.seccomp,
+        limits=request.limits,
+        rlimits=limits,
+        umask=request.sandbox.process.umask,
+        env=SHIM_ENV,
+        workdir=default_workdir(request, rootfs),
+        steps=request.spec.steps,
     )
 
 
@@ -143,12 +174,60 @@ def _writable(rootfs: RootfsPlan) -> tuple[tuple[str, str, int], ...]:
     return (*_WRITABLE, *((path.strip("/").replace("/", "-"), path, 0o1777) for path in extra))
 
 
-def _rootfs_requests(rootfs: RootfsPlan, *, extra: bool) -> tuple[tuple[BindRequest, ...], tuple[OverlayRequest, ...]]:
+def _caches_outside(request: ExecutionRequest, rootfs: RootfsPlan) -> bool:
+    """Whether a cache has its place in the root itself, and not in a directory that is the job's own."""
+    tops = tuple(f"{path}/" for _, path, _ in _writable(rootfs))
+    return any(not f"{cache.path}/".startswith(tops) for cache in request.spec.caches)
+
+
+def rootfs_requests(
+    rootfs: RootfsPlan, directories: tuple[RootDirectory, ...], *, extra: bool
+) -> tuple[tuple[BindRequest, ...], tuple[OverlayRequest, ...]]:
+    """What makes up the root. `extra`: mount points will be made in it that it may lack."""
     binds = tuple(BindRequest(f"rootfs-{n}", bind.source, IdMapKind.SHIFT) for n, bind in enumerate(rootfs.binds))
     if rootfs.writable or extra or len(rootfs.lowers) > 1:
         # Also where mount points are missing: the runtime makes them, and must not make them in a shared tree.
-        return binds, (OverlayRequest("rootfs", rootfs.lowers, IdMapKind.SHIFT, upper="rootfs"),)
+        return binds, (OverlayRequest("rootfs", rootfs.lowers, IdMapKind.SHIFT, "rootfs", directories),)
     return (BindRequest("rootfs", rootfs.lowers[0], IdMapKind.SHIFT), *binds), ()
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Directories that an image wants to have, and to write to."""
+
+    directories: tuple[RootDirectory, ...] = ()
+    mounts: tuple[PlanMount, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def image_places(rootfs: RootfsPlan, ours: tuple[PlanMount, ...], *, bind_volumes: bool, workdir: str) -> Places:
+    """WORKDIR and VOLUMEs. A writable root is as ephemeral as a volume has to be, so it only has to have them;
+    over a read-only one each is bound writable, below all that the sandbox mounts itself."""
+    if rootfs.kind is ExecutorKind.PROCESS:
+        return Places()
+    taken = (*_KERNEL_MOUNTS, *(mount.destination for mount in ours))
+    directories: list[RootDirectory] = []
+    mounts: list[PlanMount] = []
+    notes: list[str] = []
+    for number, path in enumerate(rootfs.volumes):
+        cover = _cover(path, taken)
+        if cover:
+            notes.append(f"the image's volume {path} lies in {cover}, which is the sandbox's own: left out")
+            continue
+        slot = f"volume-{number}" if bind_volumes else ""
+        directories.append(RootDirectory(path, "the image's volume", slot))
+        if slot:
+            mounts.append(PlanMount(path, MountKind.BIND, slot, read_only=False, recursive=False))
+    if workdir == rootfs.workdir != "/" and not _cover(workdir, taken):
+        directories.append(RootDirectory(workdir, "the image's WORKDIR"))
+    return Places(tuple(directories), tuple(mounts), tuple(notes))
+
+
+_KERNEL_MOUNTS: Final = ("/proc", "/sys", "/dev")
+
+
+def _cover(path: str, taken: tuple[str, ...]) -> str:
+    return next((where for where in taken if path == where or path.startswith(f"{where}/")), "")
 
 
 def _source_requests(request: ExecutionRequest) -> tuple[tuple[BindRequest, ...], tuple[OverlayRequest, ...]]:
@@ -161,14 +240,15 @@ def _source_requests(request: ExecutionRequest) -> tuple[tuple[BindRequest, ...]
 
 
 def _mounts(
-    request: ExecutionRequest, rootfs: RootfsPlan, extra: tuple[ApprovedHostPath, ...], *, host_network: bool
+    request: ExecutionRequest,
+    rootfs: RootfsPlan,
+    extra: tuple[ApprovedHostPath, ...],
+    *,
+    resolver: bool,
+    hostname: bool,
 ) -> tuple[PlanMount, ...]:
     """In mounting order: what lies on top comes later, the shim's channel last so that nothing covers it."""
-    mounts = [PlanMount(bind.destination, MountKind.BIND, f"rootfs-{n}") for n, bind in enumerate(rootfs.binds)]
-    mounts.append(PlanMount(_CPU_TOPOLOGY, MountKind.BIND, "cpu", executable=False))
-    mounts.append(PlanMount(HOSTS, MountKind.BIND, "hosts", executable=False, recursive=False))
-    if host_network:
-        mounts.append(PlanMount(RESOLV_CONF, MountKind.BIND, "resolv", executable=False, recursive=False))
+    mounts = list(root_mounts(rootfs, resolver=resolver, hostname=hostname))
     mounts.extend(PlanMount(where, MountKind.BIND, name, read_only=False) for name, where, _ in _writable(rootfs))
     if request.workspace.source is not None:
         read_only = request.sandbox.filesystem.source_mode is SourceMode.RO
@@ -179,6 +259,17 @@ def _mounts(
     )
     mounts.append(PlanMount(SHIM_DIR, MountKind.BIND, "control", recursive=False))
     return tuple(mounts)
+
+
+def root_mounts(rootfs: RootfsPlan, *, resolver: bool, hostname: bool) -> tuple[PlanMount, ...]:
+    """What comes first in every sandbox: parts of its root, the list of cpus, the files that name hosts."""
+    files = [("hosts", HOSTS), *([("resolv", RESOLV_CONF)] if resolver else [])]
+    files += [("hostname", HOSTNAME)] if hostname else []
+    return (
+        *(PlanMount(bind.destination, MountKind.BIND, f"rootfs-{n}") for n, bind in enumerate(rootfs.binds)),
+        PlanMount(CPU_TOPOLOGY, MountKind.BIND, "cpu", executable=False),
+        *(PlanMount(path, MountKind.BIND, slot, executable=False, recursive=False) for slot, path in files),
+    )
 
 
 _MOST_NAME: Final = 255
@@ -203,11 +294,12 @@ def _check_destinations(paths: tuple[ApprovedHostPath, ...]) -> None:
             raise InvalidRequest("destination", where, "belongs to the sandbox itself; choose another path")
 
 
-def _rlimits(request: ExecutionRequest, ceiling: int) -> tuple[tuple[Rlimit, ...], tuple[str, ...]]:
-    wanted = request.limits.nofile or 1024
+def rlimits(wanted: int | None, ceiling: int, *, core_dumps: bool) -> tuple[tuple[Rlimit, ...], tuple[str, ...]]:
+    """POSIX limits for `wanted` open files, and a note when that is more than `ceiling`."""
+    wanted = wanted or 1024
     nofile = min(wanted, ceiling)
     notes: tuple[str, ...] = ()
     if nofile < wanted:
         notes = (f"nofile clamped from {wanted} to {nofile}, the most this executor may set",)
-    core = () if request.sandbox.process.core_dumps else (Rlimit("RLIMIT_CORE", 0, 0),)
+    core = () if core_dumps else (Rlimit("RLIMIT_CORE", 0, 0),)
     return (*core, Rlimit("RLIMIT_NOFILE", nofile, nofile)), notes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from forgeyard_executor.state import StatePaths
 from forgeyard_host.cgroups import CgroupHost
@@ -18,11 +19,15 @@ from forgeyard_model.errors import ForgeyardError
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """Sandboxes removed, attempts of live executors that were left alone, and what could not be undone."""
+    """Sandboxes removed, attempts of live executors that were left alone, and what could not be undone.
+
+    :param running: names of those that were left alone, their services' included.
+    """
 
     removed: tuple[str, ...]
     alive: int
     errors: tuple[str, ...]
+    running: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +41,53 @@ class SandboxInfo:
     started_at: datetime
     pid: int | None
     owner: str
+    services: tuple[ServiceInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInfo:
+    """A service of an attempt: its name, its sandbox, and the host pid of its first process."""
+
+    name: str
+    sandbox_id: str
+    pid: int | None
 
 
 def recover(paths: StatePaths, host: Host, cgroups: CgroupHost) -> RecoveryReport:
     """Undo every attempt whose executor is dead. Idempotent; goes on past errors."""
-    removed, errors, alive = [], [], 0
-    for record in scan(str(paths.root)):
+    removed, errors = [], []
+    running: list[str] = []
+    alive = 0
+    # Services first: a runtime that was about to start one could make its group anew below that of its job.
+    for record in sorted(scan(str(paths.root)), key=lambda record: not _job_of(record)):
+        job = _job_of(record)
         if owner_alive(record):
-            alive += 1
+            alive += not job
+            running.append(record.sandbox.value)
             continue
         try:
             undo(record, host, cgroups)
         except ForgeyardError as error:
             errors.append(f"{record.sandbox}: {error}")
+            continue
+        if job:
+            cgroups.remove_empty(f"/forgeyard/{record.owner}/{job}")
         else:
             removed.append(record.sandbox.value)
-            cgroups.remove_empty(f"/forgeyard/{record.owner}")
+        cgroups.remove_empty(f"/forgeyard/{record.owner}")
     _remove_spools(paths, errors)
     if not errors:
         ExecutorLock.sweep(str(paths.root))
-    return RecoveryReport(tuple(removed), alive, tuple(errors))
+    return RecoveryReport(tuple(removed), alive, tuple(errors), tuple(running))
+
+
+def _about(record: LedgerRecord) -> dict[str, Any]:
+    return next((entry.data for entry in record.entries if entry.kind == "attempt"), {})
+
+
+def _job_of(record: LedgerRecord) -> str:
+    """The attempt whose service `record` is; empty for an attempt itself."""
+    return str(_about(record).get("of", ""))
 
 
 def _remove_spools(paths: StatePaths, errors: list[str]) -> None:
@@ -72,18 +104,30 @@ def _remove_spools(paths: StatePaths, errors: list[str]) -> None:
 def list_sandboxes(state_dir: str | Path) -> tuple[SandboxInfo, ...]:
     """The attempts a state directory knows of, oldest first. Needs no open executor."""
     paths = StatePaths(Path(state_dir))
+    records = sorted(scan(str(paths.root)), key=lambda record: record.sandbox.value)
+    jobs = {record.sandbox.value for record in records}
+    services: dict[str, list[ServiceInfo]] = {}
+    for record in records:
+        # A service whose job is gone already stands for itself.
+        if (job := _job_of(record)) in jobs:
+            name = str(_about(record).get("name", ""))
+            services.setdefault(job, []).append(ServiceInfo(name, record.sandbox.value, _pid(paths, record)))
     return tuple(
-        _info(paths, record) for record in sorted(scan(str(paths.root)), key=lambda record: record.sandbox.value)
+        replace(_info(paths, record), services=tuple(services.get(record.sandbox.value, ())))
+        for record in records
+        if _job_of(record) not in jobs
     )
 
 
-def _info(paths: StatePaths, record: LedgerRecord) -> SandboxInfo:
-    directory = paths.attempt(record.sandbox)
-    data = next((entry.data for entry in record.entries if entry.kind == "attempt"), {})
+def _pid(paths: StatePaths, record: LedgerRecord) -> int | None:
     try:
-        pid = int((directory / "mnt" / FILES / "pid").read_text())
+        return int((paths.attempt(record.sandbox) / "mnt" / FILES / "pid").read_text())
     except (OSError, ValueError):
-        pid = None
+        return None
+
+
+def _info(paths: StatePaths, record: LedgerRecord) -> SandboxInfo:
+    data, pid = _about(record), _pid(paths, record)
     state = "orphaned" if not owner_alive(record) else ("running" if pid is not None else "preparing")
     return SandboxInfo(
         sandbox_id=record.sandbox.value,

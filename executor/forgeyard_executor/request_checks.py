@@ -15,6 +15,7 @@ from forgeyard_model.job import Output, Timeouts
 from forgeyard_model.limits import ResourceLimits
 from forgeyard_model.policy import FilesystemPolicy
 from forgeyard_model.request import ExecutionRequest
+from forgeyard_model.services import checked_services
 from forgeyard_model.units import MAX_SECONDS
 
 _MOST_NAME: Final = 255
@@ -33,6 +34,7 @@ def check_request(request: ExecutionRequest) -> None:
         raise InvalidRequest("deadline", deadline, "give it a time zone, such as datetime.UTC")
     if request.spec.image is not None:
         check_text("image", request.spec.image)
+    checked_services(request.spec.services)
     seen: set[str] = set()
     for index, output in enumerate(request.spec.outputs):
         _check_output(f"outputs[{index}].path", output, seen)
@@ -64,6 +66,7 @@ def _check_timeouts(timeouts: Timeouts) -> None:
         ("prepare_timeout", timeouts.prepare),
         ("grace", timeouts.grace),
         ("finally_timeout", timeouts.finally_),
+        ("services_timeout", timeouts.services),
     ):
         if not 0 <= seconds <= MAX_SECONDS:  # NaN compares as False
             raise InvalidRequest(field, seconds, "write seconds from 0 to a year")

@@ -57,6 +57,11 @@ class StatePaths:
         """Unpacked image layers."""
         return self.root / "images"
 
+    @property
+    def caches(self) -> Path:
+        """Caches between jobs."""
+        return self.root / "caches"
+
     def attempt(self, sandbox: SandboxId) -> Path:
         """Directory of one attempt."""
         return self.sandboxes / sandbox.value

@@ -15,6 +15,7 @@ from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.job import Step, When
 from forgeyard_model.plan import RootfsPlan
 from forgeyard_model.request import ExecutionRequest
+from forgeyard_oci.image_argv import image_argv
 
 SOURCE_DIR: Final = "/work/source"
 BUILD_DIR: Final = "/work/build"
@@ -47,9 +48,6 @@ def resolve_step(request: ExecutionRequest, rootfs: RootfsPlan, step: Step, *, i
         argv = step.interpreter.argv
         _check_script(field, step.script)
     elif step.entrypoint:
-        # Its module loads the schema of images, which a job on the host's programs has no use for.
-        from forgeyard_oci.image_config import image_argv
-
         argv = image_argv(request.spec.entrypoint, rootfs.entrypoint, rootfs.cmd, step.argv)
     else:
         argv = step.argv

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from forgeyard_model.result import (
     CancellationReason,
     CollectedOutput,
+    DiskEvidence,
     EndCause,
     Evidence,
     ExecutionOutcome,
@@ -72,6 +73,9 @@ def _by_cause(end: End, steps: tuple[StepResult, ...], evidence: Evidence) -> Ve
         case EndCause.CANCELLED:
             reason = end.cancellation.value if end.cancellation else "unknown"
             return Verdict(ExecutionOutcome.CANCELLED, EXIT_CANCELLED, f"cancelled: {reason}")
+        case EndCause.SERVICE_FAILED:
+            # The workload's, whatever ended it: what a service is made of is the job's to say.
+            return Verdict(ExecutionOutcome.FAILED, EXIT_REFUSED, end.detail)
         case EndCause.SANDBOX_DIED:
             return _resources(evidence, code=EXIT_OOM) or Verdict(
                 ExecutionOutcome.FAILED, EXIT_OOM, "the sandbox's PID 1 died while the job ran"
@@ -109,9 +113,17 @@ def _resources(evidence: Evidence, *, code: int) -> Verdict | None:
         message = f"process limit of {pids.limit} reached {pids.refused} times"
         return Verdict(ExecutionOutcome.RESOURCE_EXCEEDED, code or 1, message)
     if disk.full:
-        limit = f" of {format_size(disk.limit)}" if disk.limit is not None else ""
-        return Verdict(ExecutionOutcome.RESOURCE_EXCEEDED, code or 1, f"disk limit{limit} reached")
+        return Verdict(ExecutionOutcome.RESOURCE_EXCEEDED, code or 1, _disk_message(disk))
     return None
+
+
+def _disk_message(disk: DiskEvidence) -> str:
+    limit = f" of {format_size(disk.limit)}" if disk.limit is not None else ""
+    what = ": no room for more files" if disk.out_of_files else ""
+    if not disk.watched:
+        return f"disk limit{limit} reached{what}"
+    used = f"{format_size(disk.peak or 0)} used" if not disk.out_of_files else "too many files"
+    return f"disk limit{limit} exceeded: {used}; it was watched, not held by a file system"
 
 
 def _by_outputs(outputs: tuple[CollectedOutput, ...]) -> Verdict | None:

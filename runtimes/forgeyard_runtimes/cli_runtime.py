@@ -95,11 +95,15 @@ class CliRuntime:
         ref.bundle.mkdir(mode=0o700, exist_ok=True)
         (ref.bundle / "config.json").write_bytes(bundle.config)
 
-    async def start(self, ref: ContainerRef) -> int:
-        """`run --detach`: returns once PID 1, our shim, has been executed."""
+    async def start(self, ref: ContainerRef, *, netns: str | None = None) -> int:
+        """`run --detach`: returns once PID 1, our shim, has been executed.
+
+        :param netns: the runtime is started in it, and the container inherits it. By path runc 1.1 would join it after
+            the user namespace, from which it may not.
+        """
         pid_file = ref.directory / "pid"
         argv = self._argv(ref, "run", "--detach", "--bundle", str(ref.bundle), "--pid-file", str(pid_file))
-        done = await _run((*argv, ref.container_id), START_DEADLINE)
+        done = await _run((*argv, ref.container_id), START_DEADLINE, netns)
         if done.code != 0:
             raise SandboxError(
                 SandboxErrorKind.NAMESPACE_FAILED,
@@ -204,9 +208,9 @@ class CliRuntime:
         return (self._binary, "--root", str(self._root(ref)), *flags, *command)
 
 
-async def _run(argv: tuple[str, ...], deadline: float) -> Completed:
+async def _run(argv: tuple[str, ...], deadline: float, netns: str | None = None) -> Completed:
     try:
-        return await run_command(argv, env=_ENV, deadline=deadline)
+        return await run_command(argv, env=_ENV, deadline=deadline, netns=netns)
     except CommandTimeout as error:
         raise ExecutorError(
             ExecutorErrorKind.TIMEOUT, "runtime_hangs", "the runtime does not answer", details=str(error)

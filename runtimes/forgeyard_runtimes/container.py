@@ -27,11 +27,15 @@ KILL_DEADLINE: Final = 10.0
 """Seconds for a killed tree to be gone. A process in uninterruptible sleep can hold it up longer: an error then."""
 
 LEAF: Final = "job"
+"""The job's own group below its attempt's; each service has one beside it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerParts:
-    """What a container is made of; its owner made them and gives them back."""
+    """What a container is made of; its owner made them and gives them back.
+
+    :param leaf: its group below `cgroup`.
+    """
 
     runtime: ContainerRuntime
     ref: ContainerRef
@@ -41,6 +45,7 @@ class ContainerParts:
     spool: Spool
     cgroup: AttemptCgroup
     own_namespaces: Mapping[str, int]
+    leaf: str = LEAF
 
 
 class JobContainer:
@@ -70,7 +75,7 @@ class JobContainer:
         parts = self._parts
         clock = time.monotonic()
         await parts.runtime.create(parts.ref, bundle, rootfs, network, Stdio())
-        self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref))
+        self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref, netns=parts.placement.netns))
         try:
             await self._meet_shim()
             phase("start", time.monotonic() - clock)
@@ -152,11 +157,11 @@ class JobContainer:
 
     def evidence(self) -> Evidence:
         """What the kernel counted for this container, from its cgroup."""
-        return self._parts.cgroup.evidence(LEAF)
+        return self._parts.cgroup.evidence(self._parts.leaf)
 
     def usage(self) -> ResourceUsage:
         """What it used, as far as the kernel tells."""
-        return self._parts.cgroup.usage(LEAF)
+        return self._parts.cgroup.usage(self._parts.leaf)
 
     async def _runtime_pid(self) -> int:
         if self._starting is None:
@@ -199,18 +204,18 @@ class JobContainer:
         parts = self._parts
         if self._pidfd < 0:
             # Beside the end of the runtime's command, where its group already tells which process it is.
-            members = parts.cgroup.processes(LEAF)
+            members = parts.cgroup.processes(parts.leaf)
             self._hold(members[0] if len(members) == 1 else await self._runtime_pid())
         try:
             facts = process_facts(self.pid)
         except ProcessLookupError as error:
             raise _pid1_gone() from error
         # Read after the pidfd was taken: a later owner of the number would not be in the container's group.
-        if parts.cgroup.leaf(LEAF) not in facts.cgroups.values():
+        if parts.cgroup.leaf(parts.leaf) not in facts.cgroups.values():
             raise _pid1_gone()
         verify_applied(facts, parts.plan, parts.placement, parts.own_namespaces)
-        verify_membership(facts.cgroups, parts.cgroup.leaf(LEAF), parts.plan.limits)
-        verify_limits(parts.cgroup.applied(LEAF), parts.plan.limits)
+        verify_membership(facts.cgroups, parts.cgroup.leaf(parts.leaf), parts.plan.limits)
+        verify_limits(parts.cgroup.applied(parts.leaf), parts.plan.limits)
 
     def _hold(self, pid: int) -> None:
         try:

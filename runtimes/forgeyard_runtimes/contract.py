@@ -73,8 +73,11 @@ class ContainerRuntime(Protocol):
     ) -> None:
         """Lay the container down. A failure leaves nothing at the runtime."""
 
-    async def start(self, ref: ContainerRef) -> int:
-        """Start PID 1 and return its host pid. A failure leaves nothing at the runtime."""
+    async def start(self, ref: ContainerRef, *, netns: str | None = None) -> int:
+        """Start PID 1 and return its host pid. A failure leaves nothing at the runtime.
+
+        :param netns: path of the network namespace that was made for the container.
+        """
 
     async def exec(self, ref: ContainerRef, process: bytes, *, deadline: float) -> int:
         """Run one more process from a compiled process.json; its exit code."""

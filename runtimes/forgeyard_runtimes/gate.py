@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from forgeyard_host.processes import ProcessFacts
@@ -17,6 +18,7 @@ _CAPABILITY_BITS: Final = {
     "CAP_DAC_OVERRIDE": 1,
     "CAP_FOWNER": 3,
     "CAP_FSETID": 4,
+    "CAP_KILL": 5,
     "CAP_SETGID": 6,
     "CAP_SETUID": 7,
     "CAP_SETFCAP": 31,
@@ -39,9 +41,16 @@ def verify_applied(
         wanted.append("user")
     if plan.network is not NetworkMode.HOST:
         wanted.append("net")
+    _verify_network(facts, placement)
     for name in wanted:
         if facts.namespaces[name] == own_namespaces[name]:
             raise _difference(SandboxErrorKind.NAMESPACE_FAILED, f"namespace_{name}", f"shares the {name} namespace")
+
+
+def _verify_network(facts: ProcessFacts, placement: Placement) -> None:
+    """A network was made for it: then it is in that one and no other."""
+    if placement.netns is not None and facts.namespaces["net"] != Path(placement.netns).stat().st_ino:
+        raise _difference(SandboxErrorKind.NETWORK_SETUP_FAILED, "network", "is not in the network made for it")
 
 
 def _verify_privileges(facts: ProcessFacts, plan: ContainerPlan) -> None:

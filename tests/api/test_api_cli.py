@@ -122,7 +122,6 @@ def test_usage_errors_are_one_line_and_2(forgeyard: Forgeyard, args: list[str], 
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["run", "--network", "allow", "--", "a"], "forgeyard: --network: allow is not supported"),
         (["run", "--secret", "A=env:B", "--", "a"], "forgeyard: --secret: not supported"),
     ],
 )
@@ -138,10 +137,10 @@ def test_a_refusal_stands_in_the_result_file(forgeyard: Forgeyard, tmp_path: Pat
     """An older result is not left for a reader to find."""
     target = tmp_path / "result.json"
     target.write_text("an older result")
-    run = forgeyard("run", "--network", "allow", "--result", str(target), "--", "a")
+    run = forgeyard("run", "--secret", "A=env:B", "--result", str(target), "--", "a")
     found = json.loads(target.read_text())
     assert (run.returncode, found["exit_code"]) == (125, 125)
-    assert (found["error"]["kind"], found["error"]["reason"]) == ("unsupported", "network_unsupported")
+    assert (found["error"]["kind"], found["error"]["reason"]) == ("unsupported", "secret_unsupported")
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
@@ -209,13 +208,12 @@ def test_validate_knows_the_files_profile(forgeyard: Forgeyard, tmp_path: Path, 
 def test_validate_says_what_this_version_can_not_run(forgeyard: Forgeyard, tmp_path: Path) -> None:
     """The file is right, so it is ok; running it will be refused, so that is said."""
     (tmp_path / "j.yaml").write_text(
-        "version: 1\nrootfs: host\nsteps: [{run: a}]\ndevices: [a.b/c=0]\nnetwork: allow\n"
+        "version: 1\nrootfs: host\nsteps: [{run: a}]\ndevices: [a.b/c=0]\n"
     )
     run = forgeyard("job", "validate", "j.yaml", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (0, "j.yaml: ok\n")
     assert run.stderr.splitlines() == [
         "forgeyard: note: devices: not supported in this version",
-        "forgeyard: note: network: allow is not supported in this version",
     ]
     assert forgeyard("run", "j.yaml", cwd=tmp_path).returncode == 125
 

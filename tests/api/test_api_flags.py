@@ -25,7 +25,7 @@ def plan(*command: str, **flags: Any) -> PlannedRun:
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """A job file in a directory of its own, that needs a network this version does not have."""
+    """A job file in a directory of its own, with a restricted network."""
     (tmp_path / "project" / "src").mkdir(parents=True)
     path = tmp_path / "project" / "job.yaml"
     path.write_text(
@@ -83,7 +83,7 @@ def test_flags_become_limits() -> None:
 
 
 def test_flags_win_over_the_file(job_file: Path, tmp_path: Path) -> None:
-    """`-e` also over a step's own variables; a network the file can't have is cured by a flag."""
+    """`-e` also over a step's own variables; another network than the file's."""
     other = tmp_path / "other"
     other.mkdir()
     planned = plan(
@@ -114,10 +114,16 @@ def test_a_flag_changes_where_the_file_runs(job_file: Path) -> None:
     assert (job.rootfs, job.image) == ("host", None)
 
 
-def test_without_the_flag_the_files_network_is_refused(job_file: Path) -> None:
-    """Not supported in this version, and said so."""
-    with pytest.raises(ExecutorError, match="restricted is not supported"):
-        plan(job_file=job_file)
+def test_without_the_flag_the_files_network_stands(job_file: Path) -> None:
+    """The file's own network; `--allow` puts another restricted one in its place."""
+    network = plan(job_file=job_file).job.network
+    assert network is not None
+    assert network.egress is not None
+    assert network.egress.destinations[0].host == "example.org"
+    other = plan(job_file=job_file, allow=["192.0.2.0/24:80"]).job.network
+    assert other is not None
+    assert other.egress is not None
+    assert (other.egress.destinations[0].cidr, other.egress.destinations[0].ports) == ("192.0.2.0/24", (80,))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +143,8 @@ def test_without_the_flag_the_files_network_is_refused(job_file: Path) -> None:
         ({"grace": "x"}, ("a",), "--grace"),
         ({"profile": "fast"}, ("a",), "--profile"),
         ({"network": "internet"}, ("a",), "--network"),
+        ({"network": "restricted"}, ("a",), "--network"),
+        ({"network": "deny", "allow": ["example.org"]}, ("a",), "--allow"),
         ({"source_mode": "copy"}, ("a",), "--source-mode"),
         ({"source_mode": "ro"}, ("a",), "--source-mode"),
         ({"source": Path("/nowhere")}, ("a",), "--source"),
@@ -162,8 +170,6 @@ def test_flags_that_can_not_be_used(flags: dict[str, Any], command: tuple[str, .
 @pytest.mark.parametrize(
     ("flags", "shown"),
     [
-        ({"network": "allow"}, "--network: allow"),
-        ({"network": "restricted"}, "--network: restricted"),
         ({"secret": ["TOKEN=env:HUSH"]}, "--secret: not supported"),
         ({"timeout": "unlimited"}, "--timeout: unlimited"),
         ({"memory": "unlimited"}, "--memory: unlimited"),

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from build import debian_layout
-from builds import attempt, build, missing
+from builds import attempt, build
 from jobs import run, sh
 
-from forgeyard_executor import Job, Outcome, Output, Step
+from forgeyard_executor import Job, Limits, Outcome, Output, Step
 from forgeyard_model.policy import ROOT_IN_USERNS_CAPABILITIES, CapabilityGrant
 
 # The image takes a minute and a mirror the first time; one worker builds it.
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(400), pytest.mark.xdist_group("debian")]
 
 ROOT = {"user": "root", "capabilities": CapabilityGrant.ROOT_IN_USERNS}
-_NUMBERS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "SETGID": 6, "SETUID": 7, "SETFCAP": 31}
+_NUMBERS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETFCAP": 31}
 
 
 @pytest.fixture(scope="session")
-def debian() -> dict[str, str]:
-    """A minimal Debian, kept between runs, as arguments of Job. Skipped where it can't be made; a failure in CI."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "/var/cache") / "forgeyard-tests"
-    try:
-        path, digest = debian_layout(cache)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        missing(f"no Debian image: {error}", fails=True)
-    return {"image": f"oci:{path}@{digest}"}
+def debian(images: Any) -> dict[str, str]:
+    """A minimal Debian, kept between runs, as arguments of Job."""
+    return {"image": images.local("debian")}
 
 
 def test_apt_get_install(shared_state: Path, debian: dict[str, str]) -> None:
@@ -59,7 +52,7 @@ grep -c unsandboxed /tmp/log || :; make --version | head -n 1"""
     assert out.splitlines()[2].startswith("GNU Make")
 
 
-def test_exactly_the_seven(shared_state: Path, debian: dict[str, str]) -> None:
+def test_exactly_what_is_granted(shared_state: Path, debian: dict[str, str]) -> None:
     """The sets hold what the grant says, nothing is inheritable, and uid 0 is a high uid of the host's."""
     out = build(shared_state, "grep -E '^Cap|NoNewPrivs' /proc/self/status; cat /proc/self/uid_map", **debian, **ROOT)
     *status, mapping = out.splitlines()
@@ -76,6 +69,16 @@ def test_exactly_the_seven(shared_state: Path, debian: dict[str, str]) -> None:
     inside, outside, count = map(int, mapping.split())
     assert (inside, count) == (0, 65536)
     assert outside >= 65536
+
+
+def test_what_root_leaves_to_another_user_ends_with_its_step(shared_state: Path, debian: dict[str, str]) -> None:
+    """PID 1 has root's uid and may signal processes that root handed to another user: the step's end waits for none."""
+    away = "setpriv --reuid 33 --regid 33 --clear-groups sleep 1000 >/dev/null 2>&1 &"
+    script = f"{away} until grep -qs '^Uid:.33' /proc/[0-9]*/status; do :; done"
+    job = Job(steps=(Step.shell(script), Step("true")), limits=Limits(wall_time="30s"), **debian, **ROOT)
+    result, _, _ = run(shared_state, job)
+    assert result.outcome is Outcome.SUCCEEDED
+    assert result.steps[0].leftovers == 1
 
 
 def test_root_is_no_way_out(shared_state: Path, debian: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forgeyard_executor.config_load import ENVIRONMENT, LoadedConfig, check_file, load_config
 from forgeyard_executor.config_toml import ConfigProblem, InvalidConfig, parse_toml
-from forgeyard_model.config import ExecutorConfig, UidBlock
+from forgeyard_model.config import CacheRules, ExecutorConfig, Retention, Space, UidBlock, Watermarks
 from forgeyard_model.config_file import ConfigFile
 from forgeyard_model.policy import ApprovedHostPath, IsolationLevel
 
@@ -243,13 +243,22 @@ def test_what_decides_for_everybody_is_the_systems(files: Files, text: str) -> N
     assert "decides for everybody on this host" in files.refusal("", text)[0]
 
 
-def test_keys_that_nothing_uses_are_said(files: Files) -> None:
-    """A key that this version does not act on is checked, and never silent."""
-    loaded = files.load("[retention]\nimages='1h'\n[watermarks]\nrefuse_below='1g'\n")
-    assert [note.replace(f"{files.system.parent}/", "") for note in loaded.notes] == [
-        "system.toml:2 retention.images: not used by this version",
-        "system.toml:4 watermarks.refuse_below: not used by this version",
-    ]
+def test_what_is_kept_and_how_much_room_there_has_to_be(files: Files) -> None:
+    """Each key by itself over the layer below; sizes and shares; what nothing sets has the product's default."""
+    loaded = files.load(
+        "[retention]\nimages='1h'\noutputs='2h'\n[watermarks]\nrefuse_below='1g'\n[caches]\nkey_size='1MiB'\n",
+        "[retention]\nimages='3h'\n[watermarks]\ngc_below='12.5 %'\n",
+    )
+    config = loaded.config
+    assert loaded.notes == ()
+    assert config.retention == Retention(images=10800.0, outputs=7200.0)
+    assert config.watermarks == Watermarks(Space(share=0.125), Space(bytes=GIB))
+    assert config.caches == CacheRules(key_size=1 << 20)
+    assert config.origin("retention.images").endswith("user.toml:2")
+    assert config.origin("retention.outputs").endswith("system.toml:3")
+    assert files.load("").config.watermarks.gc_below == Space(5 * GIB, 0.10)
+    assert "from 0% to 99%" in files.refusal("[watermarks]\ngc_below='100%'\n")[0]
+    assert "decides for everybody" in files.refusal("", "[caches]\nevery_profile=true\n")[0]
     assert files.refusal("[retention]\nimages='1'\n")[0].startswith(
         "system.toml:2 retention.images: '1': a bare number"
     )
@@ -296,7 +305,7 @@ def leaves(model: Any, prefix: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
 
 def test_the_environment_has_every_key_but_tables() -> None:
     """A new key of the schema gets a variable, or stands here."""
-    tables = {("uid_block",), ("approved_host_paths",), ("retention",), ("watermarks",)}
+    tables = {("uid_block",), ("approved_host_paths",), ("retention",), ("watermarks",), ("caches",), ("network",)}
     assert leaves(ConfigFile) - tables == set(ENVIRONMENT.values())
 
 
@@ -305,6 +314,7 @@ def test_the_docs_name_every_key_and_variable() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text()
     names = {key[-1] for key in leaves(ConfigFile)} | {"base", "size", "source", "destination", "read_only"}
     names |= {"images", "caches", "outputs", "gc_below", "refuse_below"}
+    names |= {"key_size", "total_size", "every_profile"}
     assert sorted(name for name in names if f"`{name}`" not in text and f"{name} =" not in text) == []
     assert all(name in text for name in ("FORGEYARD_STATE_DIR", "FORGEYARD_LIMITS_MAXIMUM_MEMORY"))
 

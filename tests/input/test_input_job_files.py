@@ -107,7 +107,7 @@ def at(place: tuple[str | int, ...]) -> Any:
 PLACES = places(WHOLE)
 NAMED_FREELY = (("env",), ("services",), ("depends_on",))
 MAPPINGS = [place for place in PLACES if isinstance(at(place), dict) and place[-1:] not in NAMED_FREELY]
-NOT_RUN_YET = ("network", "secrets", "devices", "caches", "services")
+NOT_RUN_YET = ("network", "secrets", "devices", "services")
 RUNNABLE = {key: value for key, value in WHOLE.items() if key not in NOT_RUN_YET}
 
 

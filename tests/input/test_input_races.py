@@ -22,10 +22,10 @@ from forgeyard_executor.sources import canonical_request
 from forgeyard_model.errors import ExecutorError, ForgeyardError
 from forgeyard_model.identity import AttemptContext
 from forgeyard_model.job import Output
+from forgeyard_model.plan import NetworkAttachment
 from forgeyard_model.policy import ApprovedHostPath, IsolationLevel, SourceMode
 from forgeyard_model.profile import ExecutionProfile
 from forgeyard_model.request import PreparedWorkspace, request_from_job
-from forgeyard_networks.attach import attach
 
 pytestmark = pytest.mark.kernel
 
@@ -90,13 +90,13 @@ def test_a_tree_swapped_while_prepare_runs(shared_state: Path, base: Path, kind:
             request = request_from_job(job, context=AttemptContext("race"), workspace=workspace)
             # Paths are resolved here, once; the race is with everything that follows.
             request = canonical_request(request, shared_state)
-            executor._plan(request, IsolationLevel.NAMESPACE)  # puts the rootfs together, which takes its time
+            executor._plan(request, IsolationLevel.NAMESPACE, None)  # puts the rootfs together, which takes its time
             with swapping(base / "spot", base / "lure") as swaps:
                 end = time.monotonic() + SECONDS
                 while time.monotonic() < end:
-                    attempt = Attempt(executor._services, request, attach(request.network))
+                    attempt = Attempt(executor._services, request, NetworkAttachment(request.network.mode))
                     try:
-                        await attempt.prepare(lambda: executor._plan(request, IsolationLevel.NAMESPACE))
+                        await attempt.prepare(lambda: executor._plan(request, IsolationLevel.NAMESPACE, None))
                     except ForgeyardError as error:
                         refused.add(getattr(error, "reason", ""))
                     else:

@@ -21,7 +21,7 @@ from forgeyard_model.errors import ForgeyardError, InvalidRequest, SandboxError
 from forgeyard_model.identity import AttemptContext, SandboxId
 from forgeyard_model.job import Job, Output, Step, Timeouts
 from forgeyard_model.limits import Limits, ResourceLimits
-from forgeyard_model.plan import Bundle, Placement, RootfsPlan
+from forgeyard_model.plan import Bundle, NetworkAttachment, Placement, RootfsPlan
 from forgeyard_model.policy import (
     ApprovedHostPath,
     EgressPolicy,
@@ -31,7 +31,6 @@ from forgeyard_model.policy import (
     NetworkPolicy,
 )
 from forgeyard_model.request import ExecutionRequest, PreparedWorkspace, request_from_job
-from forgeyard_networks.attach import attach
 from forgeyard_oci.spec import compile_bundle
 
 STATE = Path("/var/lib/no-such-state")
@@ -42,7 +41,7 @@ TRUE = Step("/bin/true")
 def compiled(job: Job, workspace: PreparedWorkspace, context: AttemptContext) -> Bundle:
     """All that is pure between a Job and its bundle."""
     request = canonical_request(request_from_job(job, context=context, workspace=workspace), STATE)
-    network = attach(request.network)
+    network = NetworkAttachment(request.network.mode)
     rootfs = dataclasses.replace(ROOTFS, user=process_mode_user(request.spec.user))
     planned = plan_request(request, rootfs, isolation=IsolationLevel.NAMESPACE, nofile_ceiling=20000)
     slots = {mount.slot: f"/s/{mount.slot}" for mount in planned.plan.mounts if mount.slot}

@@ -62,6 +62,12 @@ def test_users_that_resolve(tree: MergedTree, text: str, user: JobUser) -> None:
     assert found == user
 
 
+@pytest.mark.parametrize(("text", "home"), [("app", "/home/app"), ("1000:5", "/home/app"), ("1234", "")])
+def test_the_home_of_a_user(tree: MergedTree, text: str, home: str) -> None:
+    """As passwd has it; a number without an account has none."""
+    assert resolve_user(text, tree).home == home
+
+
 @pytest.mark.parametrize(
     "text",
     [

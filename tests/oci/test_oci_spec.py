@@ -166,6 +166,9 @@ def test_network_namespace_is_joined_by_path() -> None:
     """A namespace made for the attempt is joined; the host's network is the absence of one."""
     joined = config(replace(PLAN, network=NetworkMode.RESTRICTED), replace(PLACEMENT, netns="/run/netns/a"))
     assert namespaces(joined)["network"] == "/run/netns/a"
+    # runc 1.1 could not join it from the user namespace that it joins first: it is started in it instead.
+    inherited = replace(PLACEMENT, netns="/run/netns/a", userns="/run/userns/a")
+    assert "network" not in namespaces(config(replace(PLAN, network=NetworkMode.RESTRICTED), inherited))
     assert "network" not in namespaces(config(replace(PLAN, network=NetworkMode.HOST)))
 
 

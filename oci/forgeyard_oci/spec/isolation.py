@@ -19,7 +19,8 @@ def with_namespaces(
 ) -> Fields:
     """New ones of every kind; the network's is joined when `netns` names it, and left out for the host's.
 
-    :param userns: path of the user namespace to join instead of a new one.
+    :param userns: path of the user namespace to join instead of a new one. The network's is then left out, and has to
+        be the runtime's own.
     :raises SandboxError: NETWORK_SETUP_FAILED when mode and namespace contradict each other; NAMESPACE_FAILED for a
         `userns` that is not absolute, or not wanted.
     """
@@ -34,7 +35,10 @@ def with_namespaces(
     elif netns is not None:
         if not netns.startswith("/"):
             raise _network("relative_netns", f"{netns!r} is not an absolute path")
-        names.append({"type": "network", "path": netns})
+        if userns is None:
+            names.append({"type": "network", "path": netns})
+        # Otherwise the runtime is started in it, and the container inherits it: runc 1.1 joins the user namespace
+        # first, and from there no network of the host's own may be joined. The gate compares what came of it.
     elif network not in _WITHOUT_NETNS_OF_OURS:
         raise _network("no_network_namespace", f"mode {network.value} needs a namespace made for it, none was given")
     else:

@@ -7,7 +7,7 @@ from typing import Final
 
 from forgeyard_model.errors import InvalidRequest, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import ContainerPlan, JobUser, Rlimit
-from forgeyard_model.policy import SERVICE_CAPABILITIES
+from forgeyard_model.policy import ROOT_IN_USERNS_CAPABILITIES
 from forgeyard_oci.spec.compose import Fields
 
 _NO_CORE_DUMPS: Final = Rlimit("RLIMIT_CORE", 0, 0)
@@ -103,7 +103,7 @@ def process_options(plan: ContainerPlan, argv: Sequence[str], env: Mapping[str, 
 
 
 def _check_grant(granted: Sequence[str], user: JobUser, *, user_namespace: bool) -> None:
-    unknown = sorted(set(granted) - set(SERVICE_CAPABILITIES))
+    unknown = sorted(set(granted) - set(ROOT_IN_USERNS_CAPABILITIES))
     if unknown:
         reason, brief, cure = (
             "capability_not_grantable",
