@@ -21,6 +21,7 @@ from build import busybox_layout
 from forgeyard_process_shim.hostroot import HostRootfs
 
 if TYPE_CHECKING:
+    from daemons import Containerd, Daemon, Dockerd, PodmanService
     from docker_registry import Registry
 
 LEAK_WAIT = 5.0
@@ -29,15 +30,20 @@ LEAK_WAIT = 5.0
 IMAGE_TIME = 600
 """Seconds that a test may take which may have to build its image first: the default is for tests alone."""
 _REGISTRY = pytest.StashKey["RegistryProcess"]()
+_DAEMONS = pytest.StashKey["DaemonHost"]()
+DAEMON_TIME = 180
+"""Seconds that a test may take which may have to start its daemon first, on a busy machine."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Settings of hypothesis, where its plugin is loaded; the emulated guest of tests/guest can't afford the import."""
     if config.pluginmanager.hasplugin("hypothesispytest"):
-        from hypothesis import settings
+        from hypothesis import HealthCheck, settings
 
-        # A deadline per example would make a loaded machine look like a bug; the blob makes a failure repeatable here.
-        settings.register_profile("forgeyard", deadline=None, print_blob=True)
+        # A bound on time would make a loaded machine look like a bug; the blob makes a failure repeatable here.
+        settings.register_profile(
+            "forgeyard", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+        )
         settings.load_profile("forgeyard")
 
 
@@ -57,10 +63,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Kernel tests need root: mounts, cgroups, namespaces."""
     if item.get_closest_marker("kernel") and os.geteuid() != 0:
         unavailable("needs root (run as root, or with sudo)")
+    for marker in item.iter_markers("daemon"):
+        require_daemon(*marker.args)
+
+
+def require_daemon(name: str) -> None:
+    """Skip, or fail in CI, where the daemon called `name` can't be started."""
+    from daemons import installed
+
+    if os.geteuid() != 0 or not installed(name):
+        unavailable(f"{name} is not installed, or this is not root (./dev setup installs what the tests use)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Time for the tests that come first where no image was built yet."""
+    """Time for the tests that come first where no image was built yet, and no daemon started."""
+    for item in items:
+        if item.get_closest_marker("daemon") and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(DAEMON_TIME))
     waiting = [item for item in items if "images" in fixtures_of(item) and item.get_closest_marker("timeout") is None]
     if waiting and not _all_built():
         for item in waiting:
@@ -82,6 +101,7 @@ def _all_built() -> bool:
 def pytest_configure_node(node: Any) -> None:
     """xdist's controller: start the one registry of this run, and tell the workers where it is."""
     node.workerinput["registry"] = start_registry(node.config)
+    node.workerinput["daemons"] = daemon_host(node.config)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -92,9 +112,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The registry ends with the run that started it."""
+    """The registry and the daemons end with the run that started them."""
     if (process := config.stash.get(_REGISTRY, None)) is not None:
         process.stop()
+    if (host := config.stash.get(_DAEMONS, None)) is not None:
+        host.close()
 
 
 def start_registry(config: pytest.Config) -> str:
@@ -106,6 +128,15 @@ def start_registry(config: pytest.Config) -> str:
     if config.stash.get(_REGISTRY, None) is None:
         config.stash[_REGISTRY] = RegistryProcess()
     return str(config.stash[_REGISTRY].directory)
+
+
+def daemon_host(config: pytest.Config) -> str:
+    """Where to ask for the daemons of this run. None of them is started by this."""
+    from daemon_host import DaemonHost
+
+    if config.stash.get(_DAEMONS, None) is None:
+        config.stash[_DAEMONS] = DaemonHost()
+    return config.stash[_DAEMONS].address
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -352,3 +383,30 @@ def root(request: pytest.FixtureRequest) -> dict[str, str]:
     if request.param == "host":
         return {"rootfs": "host"}
     return {"image": request.getfixturevalue("busybox_image")}
+
+
+def daemon(request: pytest.FixtureRequest, name: str) -> Daemon:
+    """The daemon of this test run called `name`, running: use it, don't stop it."""
+    from daemon_host import ask
+
+    require_daemon(name)
+    workerinput = getattr(request.config, "workerinput", None)
+    return ask(workerinput["daemons"] if workerinput else daemon_host(request.config), name)
+
+
+@pytest.fixture(scope="session")
+def containerd(request: pytest.FixtureRequest) -> Containerd:
+    """The private containerd of this run: ``containerd.address``, ``containerd.ctr("images", "ls")``."""
+    return daemon(request, "containerd")  # type: ignore[return-value]  # the class that the name stands for
+
+
+@pytest.fixture(scope="session")
+def dockerd(request: pytest.FixtureRequest) -> Dockerd:
+    """The private dockerd of this run, on a containerd of its own: ``dockerd.address``, ``dockerd.docker("ps")``."""
+    return daemon(request, "dockerd")  # type: ignore[return-value]  # as above
+
+
+@pytest.fixture(scope="session")
+def podman_service(request: pytest.FixtureRequest) -> PodmanService:
+    """The private podman service of this run: ``podman_service.address``, ``podman_service.podman("ps")``."""
+    return daemon(request, "podman")  # type: ignore[return-value]  # as above

@@ -31,8 +31,8 @@ StateDir = Annotated[
         "--state-dir", metavar="DIR", envvar="FORGEYARD_STATE_DIR", help="Where the executor keeps its state."
     ),
 ]
-RUNTIMES: Final = ("runc", "crun", "runsc")
-"""Names that the runtime adapter knows, here so that a typing mistake is found without loading it."""
+RUNTIMES: Final = ("runc", "crun", "runsc", "containerd", "podman", "docker")
+"""Names that runtime adapters have, here so that a typing mistake is found without loading it."""
 
 
 def _known_runtime(value: str | None) -> str | None:
@@ -48,7 +48,7 @@ Runtime = Annotated[
         metavar="NAME",
         envvar="FORGEYARD_RUNTIME",
         callback=_known_runtime,
-        help="OCI runtime: runc or crun.",
+        help="Who runs containers: runc, crun, containerd, podman or docker.",
     ),
 ]
 

@@ -48,11 +48,18 @@ def gc(runtime: Runtime = None, state_dir: StateDir = None, as_json: Json = Fals
 
     report = asyncio.run(_sweep(configured(state_dir, runtime)))
     if as_json:
-        found = {"removed": report.removed, "alive": report.alive, "errors": report.errors}
+        found = {
+            "removed": report.removed,
+            "swept": report.swept,
+            "alive": report.alive,
+            "errors": report.errors,
+        }
         typer.echo(json.dumps(found))
     else:
         for sandbox in report.removed:
             typer.echo(f"removed {sandbox}")
+        for what in report.swept:
+            typer.echo(f"removed {one_line(what)} at the runtime")
         typer.echo(f"{len(report.removed)} removed, {report.alive} running")
     for error in report.errors:
         say(one_line(error))

@@ -247,6 +247,7 @@ class Attempt:
             rootfs=self.rootfs,
             planned=self.planned,
             network=self._network if network is None else network.attachment(),
+            plumb=None if network is None else network.plumb(),
             files={"hosts": hosts_file(self.sandbox.hostname)} if network is None else network.files(),
             output_cap=request.output_cap,
             disk_limit=request.limits.disk,
@@ -272,6 +273,7 @@ class Attempt:
             rootfs=planned.rootfs,
             planned=network.for_service(spec, planned.planned),
             network=network.attachment(spec),
+            plumb=network.plumb(spec),
             files=network.files(spec),
             output_cap=min(request.output_cap, SERVICE_OUTPUT),
             disk_limit=spec.limits.disk,
@@ -439,6 +441,11 @@ class Attempt:
             if held.caches is not None:
                 held.caches.close()
         return tuple(errors)
+
+    @property
+    def runtime_notes(self) -> tuple[str, ...]:
+        """What the runtime applied beyond the job's bundle."""
+        return self.job.container.notes if self.job.launched else ()
 
     def provenance(self) -> Provenance:
         """What really ran; every claim was checked at the gate."""

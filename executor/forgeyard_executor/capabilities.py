@@ -14,12 +14,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from forgeyard_model.capabilities import ExecutorCapabilities, Feature, Probe
+from forgeyard_model.config import ExecutorConfig
 from forgeyard_model.errors import ForgeyardError, SandboxError, SandboxErrorKind
 from forgeyard_model.policy import NetworkMode, SourceMode
 from forgeyard_model.request import ExecutionRequest
+from forgeyard_model.requirements import needs_user_namespace
 
 if TYPE_CHECKING:
     from forgeyard_networks.manager import NetworkCapabilities
+
+DEFAULTS: Final = ExecutorConfig()
 
 log: Final = logging.getLogger("forgeyard.executor")
 
@@ -123,10 +127,11 @@ def _note_failure(task: asyncio.Task[ExecutorCapabilities]) -> None:
         log.warning("probing what this host can do failed: %s", error)
 
 
-def needed(request: ExecutionRequest) -> Iterator[Feature]:
-    """The features that a sandbox for `request` is made of."""
+def needed(request: ExecutionRequest, config: ExecutorConfig = DEFAULTS) -> Iterator[Feature]:
+    """The features that a sandbox for `request` is made of under `config`."""
     limits = request.limits
-    yield from sorted(ALWAYS)
+    spared = frozenset() if needs_user_namespace(request, config) else frozenset({Feature.USER_NAMESPACE})
+    yield from sorted(ALWAYS - spared)
     if request.network.mode is not NetworkMode.HOST:
         yield Feature.NETWORK_NAMESPACE
     if request.network.mode is NetworkMode.DENY:
@@ -144,7 +149,9 @@ def needed(request: ExecutionRequest) -> Iterator[Feature]:
         yield Feature.OVERLAY
 
 
-def refuse_missing(request: ExecutionRequest, capabilities: ExecutorCapabilities | None) -> None:
+def refuse_missing(
+    request: ExecutionRequest, capabilities: ExecutorCapabilities | None, config: ExecutorConfig = DEFAULTS
+) -> None:
     """Refuse `request` when a probe saw that something it needs does not work.
 
     :param capabilities: None: nothing is known at the moment, and the gate decides alone.
@@ -152,7 +159,7 @@ def refuse_missing(request: ExecutionRequest, capabilities: ExecutorCapabilities
     """
     if capabilities is None:
         return
-    wanted = frozenset(needed(request))
+    wanted = frozenset(needed(request, config))
     for probe in capabilities.probes:
         if probe.feature in wanted and probe.seen and not probe.works:
             raise _missing(probe)

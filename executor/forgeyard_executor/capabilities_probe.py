@@ -113,7 +113,9 @@ def claims(
 ) -> ExecutorCapabilities:
     """Of what the runtime's adapter can set up, that which the probes saw work."""
     works = frozenset(probe.feature for probe in probes if probe.works)
-    levels = (level for level in claimed.isolation_levels if _LEVELS.get(level, frozenset(Feature)) <= works)
+    # A runtime without user namespaces claims none, and its levels are taken for a level lower already.
+    spared = frozenset() if claimed.user_namespace else frozenset({Feature.USER_NAMESPACE})
+    levels = (level for level in claimed.isolation_levels if _LEVELS.get(level, frozenset(Feature)) <= works | spared)
     denied = frozenset() if Feature.NETWORK_DENY in works else frozenset({NetworkMode.DENY})
     return replace(
         claimed,

@@ -229,6 +229,7 @@ class _Merging:
             self._patterns(layer, name, getattr(file, name))
         self._defaults(layer)
         self._maximums(layer)
+        self._replace(layer, "user_namespace", file.user_namespace)
         if file.uid_block is not None:
             self._replace(layer, "uid_block", UidBlock(file.uid_block.base, file.uid_block.size))
         if file.approved_host_paths is not None:

@@ -200,7 +200,7 @@ class Execution:
         if death.done() and not steps.done():
             # What the running step last reported may still be in the pipe; it counts.
             await asyncio.wait((steps,), timeout=DEATH_GRACE)
-            self._set_end(End(EndCause.SANDBOX_DIED))
+            await self._sandbox_died()
         elif not steps.done():
             self._note_failures_beside()
             self._set_end(End(EndCause.TIMED_OUT, detail=name, limit=limit or 0.0))
@@ -218,7 +218,7 @@ class Execution:
         await asyncio.wait(causes, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         self._note_failures_beside()
         if self._attempt.container.death.done():
-            self._set_end(End(EndCause.SANDBOX_DIED))
+            await self._sandbox_died()
         if not up.done():
             self._set_end(End(EndCause.TIMED_OUT, detail=name, limit=limit or 0.0))
 
@@ -332,7 +332,7 @@ class Execution:
             self._results.append(
                 StepResult(resolved.step.name, None, started, duration, error="lost: the sandbox ended while it ran")
             )
-            self._set_end(End(EndCause.SANDBOX_DIED))
+            await self._sandbox_died()
             raise
         self._results.append(result)
         if result.failed:
@@ -366,6 +366,14 @@ class Execution:
             tail += chunk.data
             del tail[:-_HINT_BYTES]
         return bytes(tail)
+
+    async def _sandbox_died(self) -> None:
+        """PID 1 is dead before its time. One that its engine took along says nothing of the job."""
+        if self._end is None:
+            lost = await self._attempt.container.loss()
+            self._set_end(
+                End(EndCause.SANDBOX_DIED) if lost is None else End(EndCause.INFRASTRUCTURE, detail=str(lost))
+            )
 
     def _set_end(self, end: End) -> None:
         """The first cause stands: what came later only raced with it."""
@@ -405,5 +413,5 @@ class Execution:
             outputs=outputs,
             provenance=attempt.provenance(),
             startup=dict(attempt.phases),
-            notes=(*attempt.prepared.notes, *verdict.notes, *self._notes, *cleanup),
+            notes=(*attempt.prepared.notes, *attempt.runtime_notes, *verdict.notes, *self._notes, *cleanup),
         )

@@ -27,7 +27,7 @@ from forgeyard_executor.networked import is_networked
 from forgeyard_executor.networks import Networks
 from forgeyard_executor.outputs import check_destination
 from forgeyard_executor.planning import Planned, plan_request, process_mode_user
-from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover
+from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover, sweep_runtime
 from forgeyard_executor.refusals import prepare_timeout, state_io
 from forgeyard_executor.requested import Requested, request_for
 from forgeyard_executor.services import HostServices, open_services
@@ -47,12 +47,13 @@ from forgeyard_model.errors import (
 from forgeyard_model.identity import AttemptContext, SandboxId
 from forgeyard_model.job import Job
 from forgeyard_model.plan import Bundle, NetworkAttachment, PreparedExecution, RootfsPlan
-from forgeyard_model.policy import IsolationLevel
+from forgeyard_model.policy import IsolationLevel, Need
 from forgeyard_model.request import ExecutionRequest, PreparedWorkspace, request_from_job
 from forgeyard_model.result import CancellationReason, ExecutionResult
 from forgeyard_model.services import ServiceSpec
 from forgeyard_process_shim.hostroot import HostRootfs
-from forgeyard_runtimes.cli_runtime import CliRuntime
+from forgeyard_runtimes.contract import ContainerRuntime
+from forgeyard_runtimes.find import RuntimeSettings, find_runtime, state_name
 from forgeyard_runtimes.shielding import shielded
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class Executor:
         self._host_rootfs: dict[tuple[bool, bool], HostRootfs] = {}
         self._prepared: dict[SandboxId, Attempt] = {}
         self._running: dict[SandboxId, Execution] = {}
-        self._networks = Networks(config.network, str(services.paths.root), services.in_pool)
+        self._networks = Networks(
+            config.network, str(services.paths.root), services.in_pool, services.runtime.network_join
+        )
         self._capabilities = CapabilityCache(self._probe)
         self.recovered = RecoveryReport((), 0, ())
         """What was found and undone when this executor was opened."""
@@ -86,7 +89,8 @@ class Executor:
         """Open the state directory, destroy what a dead executor left there, and be ready.
 
         :param state_dir: in the place of the configured one.
-        :param runtime: name of the OCI runtime, runc or crun, in the place of the configured one.
+        :param runtime: who runs the containers, in the place of the configured one: runc, crun, containerd, podman or
+            docker.
         :param config: None reads the host's files and the environment (docs/configuration.md).
         :raises ForgeyardError: what this host lacks, with the cure.
         """
@@ -99,13 +103,17 @@ class Executor:
             )
         config = load_config().config if config is None else config
         paths = StatePaths.at(config.state_dir if state_dir is None else state_dir)
-        found = await CliRuntime.find(runtime or config.runtime)
-        paths.make()
+        name = runtime or config.runtime
+
+        async def find(executor_id: str) -> ContainerRuntime:
+            return await find_runtime(name, RuntimeSettings(executor_id, state_name(str(paths.root))))
+
         async with AsyncExitStack() as stack:
-            services = await open_services(stack, paths, found, config)
+            services = await open_services(stack, paths, find, config)
             images = Images(paths, config)
             stack.callback(images.close)
             executor = cls(services, config, images)
+            stack.push_async_callback(executor._networks.close)  # whatever becomes of closing the jobs before it
             stack.push_async_callback(executor._close)
             executor.recovered = await executor.recover()
             await stack.enter_async_context(executor._kept.retaining())
@@ -116,9 +124,11 @@ class Executor:
     async def recover(self) -> RecoveryReport:
         """Destroy what executors that are dead left in this state directory. Others' running jobs are left alone."""
         services = self._services
+        # Containers first: an engine must not bring up what the ledgers are about to take away.
+        swept = await sweep_runtime(services.runtime, str(services.paths.root))
         report = await services.in_pool(lambda: recover(services.paths, services.host, services.cgroups))
         errors = await self._networks.recover(report.running)
-        return replace(report, errors=(*report.errors, *errors)) if errors else report
+        return replace(report, swept=swept.removed, errors=(*swept.errors, *report.errors, *errors))
 
     async def retain(self) -> tuple[str, ...]:
         """Remove what nobody used for as long as the configuration's `retention` says, and nothing that is in use.
@@ -157,7 +167,7 @@ class Executor:
     async def _prepare_configured(self, requested: Requested) -> PreparedExecution:
         known = self._capabilities.known()
         try:
-            refuse_missing(requested.request, known)
+            refuse_missing(requested.request, known, self._config)
         except SandboxError as error:
             self._capabilities.doubt()
             raise ExecutorError.prepare(error) from error
@@ -308,7 +318,8 @@ class Executor:
 
         def export(budget: Budget | None) -> Bundle:
             with self._held(requested.image, requested, budget) as image:
-                rootfs, planned = self._plan(request, isolation, image)
+                # Whoever runs it by hand has no daemon between: its user namespace is its own.
+                rootfs, planned = self._plan(request, isolation, image, user_namespace=True)
                 return BundleExport(self._services, request, rootfs, planned).write(directory)
 
         return await self._blocking(requested, export)
@@ -386,6 +397,8 @@ class Executor:
         isolation: IsolationLevel,
         image: ReadyImage | None,
         notes: tuple[str, ...] = (),
+        *,
+        user_namespace: bool | None = None,
     ) -> tuple[RootfsPlan, Planned]:
         if image is not None:
             rootfs = image.rootfs
@@ -394,7 +407,12 @@ class Executor:
             rootfs = replace(self._host_root(local=local, opt=opt), user=process_mode_user(request.spec.user))
         ceiling = self._services.nofile_ceiling
         planned = plan_request(
-            request, rootfs, isolation=isolation, nofile_ceiling=ceiling, networked=is_networked(request)
+            request,
+            rootfs,
+            isolation=isolation,
+            nofile_ceiling=ceiling,
+            networked=is_networked(request),
+            user_namespace=self._user_namespaces if user_namespace is None else user_namespace,
         )
         return rootfs, replace(planned, notes=(*notes, *planned.notes))
 
@@ -408,7 +426,18 @@ class Executor:
         else:
             rootfs = replace(self._host_root(local=False, opt=False), user=process_mode_user(service.user))
         ceiling = self._services.nofile_ceiling
-        return rootfs, plan_service(service, request, rootfs, isolation=isolation, nofile_ceiling=ceiling)
+        return rootfs, plan_service(
+            service,
+            request,
+            rootfs,
+            isolation=isolation,
+            nofile_ceiling=ceiling,
+            user_namespace=self._user_namespaces,
+        )
+
+    @property
+    def _user_namespaces(self) -> bool:
+        return self._services.runtime.capabilities().user_namespace
 
     def _host_root(self, *, local: bool, opt: bool) -> RootfsPlan:
         if (local, opt) not in self._host_rootfs:
@@ -428,8 +457,9 @@ class Executor:
         """Run a job of our own whatever the probes say, for the probes; its result and its stdout."""
         context = AttemptContext(f"local-{SandboxId.mint()}")
         request = request_from_job(job, context=context, workspace=PreparedWorkspace())
-        # What the organisation demands of jobs is no reason not to look.
-        facts = HostFacts((self._services.runtime.capabilities(),), self._services.nofile_ceiling)
+        # What the organisation demands of jobs is no reason not to look, nor is what the profile does.
+        anything = ExecutorConfig(user_namespace=Need.PREFERRED)
+        facts = HostFacts((self._services.runtime.capabilities(),), self._services.nofile_ceiling, anything)
         execution = await self.start(await self._prepare(Requested(request), facts))
         try:
             out = b"".join([chunk.data async for chunk in execution.output() if chunk.stream == "stdout"])
@@ -445,4 +475,3 @@ class Executor:
         for attempt in list(self._prepared.values()):
             await shielded(attempt.discard())
         self._prepared.clear()
-        await shielded(self._networks.close())

@@ -23,9 +23,9 @@ from forgeyard_model.errors import (
     SandboxErrorKind,
 )
 from forgeyard_model.plan import RootfsPlan
-from forgeyard_model.policy import IsolationLevel, NetworkMode
+from forgeyard_model.policy import IsolationLevel, Need, NetworkMode
 from forgeyard_model.request import ExecutionRequest
-from forgeyard_model.requirements import ExecutionRequirements
+from forgeyard_model.requirements import ExecutionRequirements, needs_user_namespace
 from forgeyard_model.units import format_duration, format_size
 
 _ON: Mapping[bool, str] = {True: "on", False: "off"}
@@ -70,7 +70,7 @@ def explain(request: ExecutionRequest, facts: HostFacts) -> Explained:
 def _rest(request: ExecutionRequest, facts: HostFacts, rows: tuple[PlanRow, ...]) -> Iterator[PlanRow]:
     """What a sandbox is made of beside the fields of its policy: shown where it does not work."""
     told = {reason_of(row.error) for row in rows if row.error is not None}
-    for feature in needed(request):
+    for feature in needed(request, facts.config):
         name = feature.value
         row = facts.row(name, "needed", feature, by="", kind=SandboxErrorKind.UNSUPPORTED_ISOLATION)
         if row.refused and f"no_{name}" not in told:
@@ -79,7 +79,7 @@ def _rest(request: ExecutionRequest, facts: HostFacts, rows: tuple[PlanRow, ...]
 
 def _isolation(request: ExecutionRequest, facts: HostFacts) -> tuple[PlanRow, Selection | None]:
     """The boundary alone; the network and the limits have rows of their own to say what is wrong with them."""
-    needs = ExecutionRequirements.of(request)
+    needs = ExecutionRequirements.of(request, facts.config)
     demanded = max(needs.minimum, facts.config.minimum_isolation)
     asked = f"{_words(demanded)} or more"
     by_whom = f"profile {needs.profile}"
@@ -107,14 +107,7 @@ def _privilege_rows(request: ExecutionRequest, facts: HostFacts) -> Iterator[Pla
     policy = request.sandbox
     claims = facts.backend
     kind = SandboxErrorKind.PRIVILEGE_DROP_FAILED
-    yield facts.row(
-        "user_namespace",
-        policy.isolation.user_namespace.value,
-        Feature.USER_NAMESPACE,
-        claim=claims is not None and claims.user_namespace,
-        by="65536 host ids of the job's own, read back at the gate",
-        kind=SandboxErrorKind.NAMESPACE_FAILED,
-    )
+    yield _user_namespace(request, facts)
     yield facts.row(
         "seccomp",
         policy.process.seccomp,
@@ -139,6 +132,23 @@ def _privilege_rows(request: ExecutionRequest, facts: HostFacts) -> Iterator[Pla
             ExecutorErrorKind.UNSUPPORTED, "devices", "devices can't be leased by this version", resolution=cure
         )
         yield PlanRow("devices", devices, Enforcement.REFUSED, "this version", "no device can be leased", cure, error)
+
+
+def _user_namespace(request: ExecutionRequest, facts: HostFacts) -> PlanRow:
+    row = facts.row(
+        "user_namespace",
+        request.sandbox.isolation.user_namespace.value,
+        Feature.USER_NAMESPACE,
+        claim=facts.backend is not None and facts.backend.user_namespace,
+        by="65536 host ids of the job's own, read back at the gate",
+        kind=SandboxErrorKind.NAMESPACE_FAILED,
+    )
+    if not row.refused or needs_user_namespace(request, facts.config):
+        return row
+    who = "the profile" if request.sandbox.isolation.user_namespace is Need.PREFERRED else "the configuration"
+    by = "the runtime" if facts.backend is None else facts.backend.runtime
+    note = f"{by} has none, and {who} only prefers one: ids inside are this host's, and the isolation is a level lower"
+    return replace(row, status=Enforcement.CLAMPED, by=by, note=note, cure="use the runtime runc", error=None)
 
 
 def _time_rows(request: ExecutionRequest) -> Iterator[PlanRow]:

@@ -66,6 +66,7 @@ class Blueprint:
     :param files: texts that are put into the sandbox, by their name.
     :param hostname: None takes the sandbox's own.
     :param probes: commands can be run beside its program, with an output of their own.
+    :param plumb: connects it to its network once it is there; None where it joins one, or has none.
     """
 
     sandbox: SandboxId
@@ -84,6 +85,7 @@ class Blueprint:
     probes: bool = False
     image: ReadyImage | None = None
     caches: AttemptCaches | None = None
+    plumb: Callable[[int], Awaitable[None]] | None = None
 
 
 @dataclass(slots=True)
@@ -133,25 +135,34 @@ class Member:
         ledger.intend("attempt", **blueprint.about)
         services.host.create_directory(self.sandbox, ledger)
         own = blueprint.group if blueprint.leaves else f"{blueprint.group}/{blueprint.leaf}"
-        held.lease = services.uids.acquire(self.sandbox.value, services.executor_id, cgroup=own)
-        ledger.intend("uid_range", lock_file=held.lease.lock_file)
+        if blueprint.planned.plan.user_namespace:
+            held.lease = services.uids.acquire(self.sandbox.value, services.executor_id, cgroup=own)
+            ledger.intend("uid_range", lock_file=held.lease.lock_file)
         ledger.intend("cgroup", path=own, leaves=list(blueprint.leaves))
         held.cgroup = AttemptCgroup.create(services.cgroups, blueprint.group)
-        held.placed = services.host.setup(self._setup_request(held.lease.base), ledger)
+        held.placed = self._usable(services.host.setup(self._setup_request(), ledger))
         if blueprint.caches is not None:
-            blueprint.caches.make_places(blueprint.planned, held.placed, held.lease.base)
-        self._make_channel(held.placed, held.lease.base)
+            blueprint.caches.make_places(blueprint.planned, held.placed, self.uid_base)
+        self._make_channel(held.placed, self.uid_base)
         held.spool = Spool.create(
             services.paths.spool(services.executor_id, self.sandbox), services.pump, blueprint.output_cap
         )
-        self._compile(held.lease.base, held.cgroup, held.placed)
+        self._compile(held.cgroup, held.placed)
 
-    def _setup_request(self, uid_base: int) -> SandboxSetup:
+    def _usable(self, placed: SandboxPlaced) -> SandboxPlaced:
+        """`placed` without a user namespace that this runtime could not put a container into."""
+        runtime = self._services.runtime
+        if placed.user_namespace is None or runtime.joins_user_namespace:
+            return placed
+        note = f"{runtime.name} makes the user namespace itself, so that its inotify instances count as root's"
+        return replace(placed, user_namespace=None, notes=(*placed.notes, note))
+
+    def _setup_request(self) -> SandboxSetup:
         planned, user = self.blueprint.planned, self.blueprint.planned.plan.user
         return SandboxSetup(
             sandbox=self.sandbox,
             directory=str(self._services.paths.attempt(self.sandbox)),
-            uid_base=uid_base,
+            uid_base=None if self._held.lease is None else self._held.lease.base,
             uid_count=UID_COUNT,
             job_uid=user.uid,
             job_gid=user.gid,
@@ -176,7 +187,7 @@ class Member:
         )
         held.scripts = write_scripts(held.channel, planned.steps)
 
-    def _compile(self, base: int, cgroup: AttemptCgroup, placed: SandboxPlaced) -> None:
+    def _compile(self, cgroup: AttemptCgroup, placed: SandboxPlaced) -> None:
         planned = self.blueprint.planned
         sources = {slot: f"{placed.files}/{name}" for slot, name in planned.attempt_files.items()}
         sources |= {**planned.host_sources, **placed.sources}
@@ -184,13 +195,14 @@ class Member:
             sandbox=self.sandbox,
             rootfs=sources.pop("rootfs"),
             sources=sources,
-            uid_base=base,
+            uid_base=None if self._held.lease is None else self._held.lease.base,
             uid_count=UID_COUNT,
             cgroup=cgroup.leaf(self.blueprint.leaf),
             netns=self.blueprint.network.netns,
             argv=ShimChannel.argv,
             userns=None if placed.user_namespace is None else placed.user_namespace.path,
             hostname=self.blueprint.hostname,
+            plumbed=self.blueprint.plumb is not None,
         )
         self._held.bundle = compile_bundle(planned.plan, placement, machine=platform.machine())
 
@@ -218,8 +230,8 @@ class Member:
 
     @property
     def uid_base(self) -> int:
-        """First host id of its range."""
-        return made(self._held.lease).base
+        """Host id of its root: the first of its range; without a user namespace the host's own."""
+        return made(self._held.lease).base if self.blueprint.planned.plan.user_namespace else 0
 
     @property
     def container(self) -> JobContainer:
@@ -266,6 +278,7 @@ class Member:
                 cgroup=self.cgroup,
                 own_namespaces=services.own_namespaces,
                 leaf=blueprint.leaf,
+                plumb=blueprint.plumb,
             )
         )
         await held.container.launch(self.bundle, blueprint.rootfs, blueprint.network, phase=self.note_phase)

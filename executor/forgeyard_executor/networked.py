@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,7 @@ from forgeyard_executor.member import Member
 from forgeyard_executor.planning import Planned
 from forgeyard_executor.steps import ResolvedStep
 from forgeyard_host.files import open_beneath
-from forgeyard_model.errors import ForgeyardError
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
 from forgeyard_model.identity import SandboxId
 from forgeyard_model.network import NetworkEvidence
 from forgeyard_model.plan import JobUser, NetworkAttachment
@@ -54,15 +55,39 @@ def network_members(sandbox: SandboxId, request: ExecutionRequest) -> tuple[Netw
     return (job, *(NetworkMember(item.name, item.name, item.aliases) for item in own))
 
 
-async def attach(manager: NetworkManager, sandbox: SandboxId, request: ExecutionRequest) -> Networked:
+def refuse_unplumbed(request: ExecutionRequest) -> None:
+    """Refuse what a container can't have that is connected to its network only once it is there.
+
+    :raises ExecutorError: UNSUPPORTED.
+    """
+    shared = [item.name for item in request.spec.services if item.network is ServiceNetwork.LOCALHOST]
+    if shared:
+        what = f"service {shared[0]} can't share the job's network namespace on this runtime"
+    elif request.network.mode is NetworkMode.CONFLIST:
+        what = "this runtime can't put a job into an operator's network"
+    else:
+        return
+    raise ExecutorError(
+        ExecutorErrorKind.UNSUPPORTED,
+        "network_plumbed",
+        what,
+        details="its containers join no network namespace that is there already",
+        resolution="use the runtime runc or podman, or a network of the job's own",
+    )
+
+
+async def attach(
+    manager: NetworkManager, sandbox: SandboxId, request: ExecutionRequest, *, plumbed: bool = False
+) -> Networked:
     """A network for `request`.
 
+    :param plumbed: its members' namespaces are the runtime's to make.
     :raises ForgeyardError: it can't be made, or not enforced.
     """
     from forgeyard_networks.attempt_network import NetworkRequest
 
     members = network_members(sandbox, request)
-    network = await manager.attach(NetworkRequest(sandbox.value, request.network, members))
+    network = await manager.attach(NetworkRequest(sandbox.value, request.network, members, plumbed=plumbed))
     return Networked(network, members[0].name, request)
 
 
@@ -93,6 +118,12 @@ class Networked:
     def attachment(self, service: ServiceSpec | None = None) -> NetworkAttachment:
         """The namespace of the job's container, or of that of `service`."""
         return NetworkAttachment(self.request.network.mode, self.member(service).netns)
+
+    def plumb(self, service: ServiceSpec | None = None) -> Callable[[int], Awaitable[None]] | None:
+        """What connects the job's container, or that of `service`, once it is there; None where nothing has to."""
+        if self.member(service).netns is not None:
+            return None
+        return partial(self.network.plumb, self.job if service is None else service.name)
 
     def files(self, service: ServiceSpec | None = None) -> Mapping[str, str]:
         """Texts of its /etc, by the names that planning has for them."""

@@ -7,12 +7,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forgeyard_executor.networked import Networked, attach, is_networked
+from forgeyard_executor.networked import Networked, attach, is_networked, refuse_unplumbed
 from forgeyard_model.config import NetworkConfig
 from forgeyard_model.identity import SandboxId
 from forgeyard_model.policy import NetworkMode
 from forgeyard_model.request import ExecutionRequest
 from forgeyard_model.services import ServiceNetwork
+from forgeyard_networks.firewall.registered import HOST_RULES, abandoned
+from forgeyard_runtimes.contract import NetworkJoin
 
 if TYPE_CHECKING:
     from forgeyard_networks.manager import NetworkCapabilities, NetworkManager
@@ -26,8 +28,9 @@ InPool = Callable[[Callable[[], Any]], asyncio.Future[Any]]
 class Networks:
     """Opens the manager of networks when it is first needed, and closes it."""
 
-    def __init__(self, config: NetworkConfig, state_dir: str, in_pool: InPool) -> None:
+    def __init__(self, config: NetworkConfig, state_dir: str, in_pool: InPool, join: NetworkJoin = "inherited") -> None:
         self._config = config
+        self._plumbed = join == "plumbed"
         self._state_dir = state_dir
         self._in_pool = in_pool
         self._lock = asyncio.Lock()
@@ -62,6 +65,8 @@ class Networks:
         :raises InvalidRequest: for a destination. :raises ExecutorError: UNSUPPORTED.
         """
         if is_networked(request):
+            if self._plumbed:
+                refuse_unplumbed(request)
             own = sum(item.network is ServiceNetwork.OWN for item in request.spec.services)
             self._made().refuse(request.network, own + 1)
 
@@ -70,7 +75,7 @@ class Networks:
 
         :raises ForgeyardError: it can't be made, or not enforced.
         """
-        return await attach(await self.open(), sandbox, request)
+        return await attach(await self.open(), sandbox, request, plumbed=self._plumbed)
 
     async def capabilities(self) -> NetworkCapabilities:
         """What networks this host can make, by a look at it."""
@@ -83,13 +88,13 @@ class Networks:
         return CLAIMED if self.known is None else self.known.modes & CLAIMED
 
     async def recover(self, alive: Collection[str]) -> tuple[str, ...]:
-        """Undo what dead executors attached to operators' networks; without any there is nothing to look for.
+        """Undo what dead executors attached to operators' networks, and their rules on this host, if there is any.
 
         :param alive: sandboxes that still are.
         :returns: what went wrong, a line each.
         """
         left = Path(self._state_dir, "cni", "results")
-        if self._config.conflists or left.exists():  # noqa: ASYNC240  one look, a microsecond
+        if self._config.conflists or left.exists() or abandoned(HOST_RULES):  # noqa: ASYNC240  looks of microseconds
             return await (await self.open()).recover(alive)
         return ()
 

@@ -12,7 +12,7 @@ from forgeyard_executor.environment import HOME, check_text
 from forgeyard_executor.steps import ResolvedStep, default_workdir, resolve_step
 from forgeyard_host.operations import BindRequest, IdMapKind, OverlayRequest, RootDirectory, ScratchDir
 from forgeyard_model.capabilities import ExecutorKind
-from forgeyard_model.errors import InvalidRequest
+from forgeyard_model.errors import InvalidRequest, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import (
     SHIM_DIR,
     ContainerPlan,
@@ -101,12 +101,16 @@ def plan_request(
     isolation: IsolationLevel,
     nofile_ceiling: int,
     networked: bool = False,
+    user_namespace: bool = True,
 ) -> Planned:
     """Everything that can be decided before the host is touched.
 
     :param networked: the attempt has a network of its own, and with it its own resolver and host name files.
+    :param user_namespace: the runtime gives each attempt one of its own.
+    :raises SandboxError: UNSUPPORTED_ISOLATION, for root where that would be the host's.
     """
     user = rootfs.user or JobUser(1000, 1000)
+    shared = () if user_namespace else shared_ids(user, "user")
     filesystem = request.sandbox.filesystem
     extra = (*filesystem.toolchains, *filesystem.allow_host_paths)
     _check_destinations(extra)
@@ -127,7 +131,7 @@ def plan_request(
     paths = tuple(
         BindRequest(f"path-{n}", path.source, IdMapKind.SHIFT, read_only=path.read_only) for n, path in enumerate(extra)
     )
-    plan = _container_plan(request, rootfs, user, limits, (*places.mounts, *mounts))
+    plan = _container_plan(request, rootfs, user, limits, (*places.mounts, *mounts), user_namespace=user_namespace)
     return Planned(
         plan=plan,
         steps=steps,
@@ -137,8 +141,25 @@ def plan_request(
         host_sources={"cpu": CPU_TOPOLOGY} | ({"resolv": RESOLV_CONF} if host_network else {}),
         attempt_files=NETWORK_FILES if networked else {"control": "ctl", "hosts": "hosts"},
         isolation=isolation,
-        notes=(*rootfs.notes, *notes, *places.notes),
+        notes=(*rootfs.notes, *notes, *places.notes, *shared),
     )
+
+
+def shared_ids(user: JobUser, field: str) -> tuple[str, ...]:
+    """What a result says of a container without a user namespace.
+
+    :param field: where the user can be named, for the cure.
+    :raises SandboxError: UNSUPPORTED_ISOLATION: root inside would be root outside.
+    """
+    if user.uid == 0:
+        raise SandboxError(
+            SandboxErrorKind.UNSUPPORTED_ISOLATION,
+            "root_without_user_namespace",
+            "the container would run as this host's own root",
+            details="this runtime has no user namespace of each attempt's own",
+            resolution=f"name another {field}, such as 1000, or use a runtime with user namespaces",
+        )
+    return (f"no user namespace of its own: user {user.uid} inside is user {user.uid} of this host",)
 
 
 def _container_plan(
@@ -147,6 +168,8 @@ def _container_plan(
     user: JobUser,
     limits: tuple[Rlimit, ...],
     mounts: tuple[PlanMount, ...],
+    *,
+    user_namespace: bool,
 ) -> ContainerPlan:
     capabilities = request.sandbox.privileges.capabilities
     return ContainerPlan(
@@ -155,7 +178,7 @@ def _container_plan(
         root_read_only=request.sandbox.filesystem.root_read_only,
         mounts=mounts,
         user=user,
-        user_namespace=True,
+        user_namespace=user_namespace,
         network=request.network.mode,
         capabilities=ROOT_IN_USERNS_CAPABILITIES if capabilities is CapabilityGrant.ROOT_IN_USERNS else (),
         seccomp=request.sandbox.process.seccomp,

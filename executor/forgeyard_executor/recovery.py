@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from forgeyard_executor.state import StatePaths
 from forgeyard_host.cgroups import CgroupHost
@@ -15,6 +16,9 @@ from forgeyard_host.ledger import ExecutorLock, LedgerRecord, owner_alive, scan
 from forgeyard_host.mounts import FILES
 from forgeyard_host.recovery import undo
 from forgeyard_model.errors import ForgeyardError
+from forgeyard_runtimes.contract import ContainerRuntime
+
+log: Final = logging.getLogger("forgeyard.executor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,22 @@ class RecoveryReport:
     """Sandboxes removed, attempts of live executors that were left alone, and what could not be undone.
 
     :param running: names of those that were left alone, their services' included.
+    :param swept: what was removed at the runtime itself, each as ``kind name``.
     """
 
     removed: tuple[str, ...]
     alive: int
     errors: tuple[str, ...]
     running: tuple[str, ...] = ()
+    swept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What was removed at the runtime, and what was not: a line each."""
+
+    removed: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,26 @@ class ServiceInfo:
     name: str
     sandbox_id: str
     pid: int | None
+
+
+async def sweep_runtime(runtime: ContainerRuntime, state_root: str) -> Swept:
+    """Remove what dead executors left at the runtime itself. One that can't be asked is an error of the report."""
+
+    def alive(name: str) -> bool:
+        """By a look at this moment: whatever is seen at the runtime has its ledger by then."""
+        if not name:
+            return False
+        if ExecutorLock.held(state_root, name):
+            return True
+        return any(record.sandbox.value == name and owner_alive(record) for record in scan(state_root))
+
+    try:
+        report = await runtime.sweep(alive)
+    except ForgeyardError as error:
+        return Swept(errors=(f"{runtime.name}: {error}",))
+    for what in report.removed:
+        log.info("removed %s at %s", what, runtime.name)
+    return Swept(report.removed, tuple(f"{runtime.name}: {what}: {why}" for what, why in report.failed))
 
 
 def recover(paths: StatePaths, host: Host, cgroups: CgroupHost) -> RecoveryReport:

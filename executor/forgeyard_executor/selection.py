@@ -20,6 +20,11 @@ _LEVELS: Final = {
     ExecutorKind.VIRTUAL_MACHINE: IsolationLevel.VIRTUAL_MACHINE,
     ExecutorKind.CONFIDENTIAL: IsolationLevel.CONFIDENTIAL_VIRTUAL_MACHINE,
 }
+_LOWERED: Final = {
+    IsolationLevel.NAMESPACE: IsolationLevel.PROCESS,
+    IsolationLevel.CONTAINER: IsolationLevel.NAMESPACE,
+}
+"""What is left of a level without a user namespace: root's bugs are then the host's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +82,9 @@ class ExecutorSelector:
             for candidate in candidates:
                 if kind not in candidate.kinds or not _serves(kind, image=requirements.image):
                     continue
-                why = tuple(_unmet(requirements, minimum, kind, candidate))
+                why = tuple(_unmet(requirements, organisation_minimum, kind, candidate))
                 if not why:
-                    return Selection(kind, candidate, _LEVELS[kind])
+                    return Selection(kind, candidate, _real(kind, candidate))
                 rejections.append(Rejection(candidate.runtime, kind, why))
         who = "the organisation's minimum" if minimum > requirements.minimum else f"profile {requirements.profile}"
         raise ExecutorSelectionError(
@@ -96,12 +101,23 @@ def _serves(kind: ExecutorKind, *, image: bool) -> bool:
     return image if kind is ExecutorKind.CONTAINER else True
 
 
-def _unmet(
-    requirements: ExecutionRequirements, minimum: IsolationLevel, kind: ExecutorKind, candidate: ExecutorCapabilities
-) -> Iterator[str]:
+def _real(kind: ExecutorKind, candidate: ExecutorCapabilities) -> IsolationLevel:
+    """The level that a job gets."""
     level = _LEVELS[kind]
-    if level < minimum:
-        yield f"isolation {level.value} is below {minimum.value}"
+    return level if candidate.user_namespace else _LOWERED.get(level, level)
+
+
+def _unmet(
+    requirements: ExecutionRequirements,
+    organisation_minimum: IsolationLevel,
+    kind: ExecutorKind,
+    candidate: ExecutorCapabilities,
+) -> Iterator[str]:
+    level, real = _LEVELS[kind], _real(kind, candidate)
+    if level < requirements.minimum:
+        yield f"isolation {level.value} is below {requirements.minimum.value}"
+    elif real < organisation_minimum:
+        yield f"isolation {real.value} is below {organisation_minimum.value}"
     elif level not in candidate.isolation_levels:
         yield f"isolation {level.value} does not work on this host"
     if requirements.network not in candidate.network_modes:

@@ -21,6 +21,7 @@ from forgeyard_executor.planning import (
     rlimits,
     root_mounts,
     rootfs_requests,
+    shared_ids,
 )
 from forgeyard_executor.steps import ResolvedStep
 from forgeyard_host.files import open_inside
@@ -46,6 +47,7 @@ def plan_service(
     *,
     isolation: IsolationLevel,
     nofile_ceiling: int,
+    user_namespace: bool = True,
 ) -> Planned:
     """What runs as `service`, a job's `request` has. Blocking: looks at the files that it names.
 
@@ -54,14 +56,11 @@ def plan_service(
     """
     user = rootfs.user or JobUser(1000, 1000)
     where = f"services.{service.name}"
+    shared = () if user_namespace else shared_ids(user, f"{where}.user")
     hosted = rootfs.kind is ExecutorKind.PROCESS
     limits, notes = rlimits(service.limits.nofile, nofile_ceiling, core_dumps=False)
     mounts = root_mounts(rootfs, resolver=True, hostname=True)
-    if service.workdir is not None and (not service.workdir.startswith("/") or ".." in service.workdir.split("/")):
-        raise InvalidRequest(
-            f"{where}.workdir", service.workdir, "write an absolute path inside the service, without '..'"
-        )
-    workdir = service.workdir or rootfs.workdir or (JOB_HOME if hosted else "/")
+    workdir = _workdir(service, rootfs)
     images = image_places(rootfs, mounts, bind_volumes=False, workdir=workdir)
     places = _places(service, request, rootfs, user)
     directories = (*images.directories, *places.directories)
@@ -78,7 +77,7 @@ def plan_service(
             root_read_only=hosted,
             mounts=(*mounts, *places.mounts, PlanMount(SHIM_DIR, MountKind.BIND, "control", recursive=False)),
             user=user,
-            user_namespace=True,
+            user_namespace=user_namespace,
             network=request.network.mode,
             capabilities=ROOT_IN_USERNS_CAPABILITIES if user.uid == 0 and not hosted else (),
             seccomp=request.sandbox.process.seccomp,
@@ -96,8 +95,17 @@ def plan_service(
         host_sources={"cpu": CPU_TOPOLOGY},
         attempt_files=NETWORK_FILES,
         isolation=isolation,
-        notes=tuple(f"service {service.name}: {note}" for note in (*rootfs.notes, *notes, *images.notes)),
+        notes=tuple(f"service {service.name}: {note}" for note in (*rootfs.notes, *notes, *images.notes, *shared)),
     )
+
+
+def _workdir(service: ServiceSpec, rootfs: RootfsPlan) -> str:
+    own = service.workdir
+    if own is not None and (not own.startswith("/") or ".." in own.split("/")):
+        raise InvalidRequest(
+            f"services.{service.name}.workdir", own, "write an absolute path inside the service, without '..'"
+        )
+    return own or rootfs.workdir or (JOB_HOME if rootfs.kind is ExecutorKind.PROCESS else "/")
 
 
 def _main(service: ServiceSpec, rootfs: RootfsPlan, user: JobUser, workdir: str) -> ResolvedStep:

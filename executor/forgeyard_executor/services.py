@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -62,10 +62,17 @@ _POOL_SIZE: Final = 4
 
 
 async def open_services(
-    stack: AsyncExitStack, paths: StatePaths, runtime: ContainerRuntime, config: ExecutorConfig
+    stack: AsyncExitStack, paths: StatePaths, find: Callable[[str], Awaitable[ContainerRuntime]], config: ExecutorConfig
 ) -> HostServices:
-    """Everything that lives as long as the executor; `stack` closes it in reverse."""
-    lock = ExecutorLock(str(paths.root), SandboxId.mint().value)
+    """Everything that lives as long as the executor; `stack` closes it in reverse.
+
+    :param find: the runtime's adapter, for the executor of that id. Before anything is made: it may not be there.
+    """
+    executor_id = SandboxId.mint().value
+    runtime = await find(executor_id)
+    stack.push_async_callback(runtime.close)
+    paths.make()
+    lock = ExecutorLock(str(paths.root), executor_id)
     stack.callback(lock.release)
     cgroups = CgroupHost.detect()
     stack.callback(cgroups.remove_empty, f"/forgeyard/{lock.executor_id}")

@@ -94,6 +94,17 @@ def current_namespace() -> NetNamespace:
     return NetNamespace(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
 
 
+def namespace_of(pid: int) -> NetNamespace:
+    """The one that the process is in, which the caller holds by a pidfd.
+
+    :raises SandboxError: NAMESPACE_FAILED, when it is gone.
+    """
+    try:
+        return NetNamespace(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise _failed("open a container's network namespace", error) from error
+
+
 def in_namespace(fd: int, act: Callable[[], T]) -> T:
     """What `act` returns when it runs inside the namespace `fd`. Its own ForgeyardErrors come through as they are.
 

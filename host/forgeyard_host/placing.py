@@ -163,10 +163,13 @@ class Placing:
 
     def _idmap(self, kind: IdMapKind, info: os.stat_result) -> IdMap | None:
         request = self.request
-        if request.uid_base is None or kind is IdMapKind.NONE:
+        if kind is IdMapKind.NONE or (request.uid_base is None and kind is IdMapKind.SHIFT):
             return None
-        job = request.job_uid, request.job_gid
-        return make_idmap(kind, request.uid_base, request.uid_count, job, (info.st_uid, info.st_gid))
+        job, owner = (request.job_uid, request.job_gid), (info.st_uid, info.st_gid)
+        if request.uid_base is None and job == owner:
+            return None
+        # Without a user namespace ids inside are ids outside, and only the owner and the job change places.
+        return make_idmap(kind, request.uid_base or 0, request.uid_count, job, owner)
 
 
 def _owned_directory(parent: int, name: str, mode: int, owner: tuple[int, int], *, there: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forgeyard_model.limits import ResourceLimits
-from forgeyard_model.policy import ApprovedHostPath, IsolationLevel, NetworkDestination
+from forgeyard_model.policy import ApprovedHostPath, IsolationLevel, Need, NetworkDestination
 
 DEFAULT_STATE_DIR: Final = "/var/lib/forgeyard"
 DEFAULT_RUNTIME: Final = "runc"
@@ -127,6 +127,8 @@ class ExecutorConfig:
     """The effective configuration; a field that nothing sets has the product's default.
 
     :param minimum_isolation: no job runs behind less, whatever its profile says.
+    :param user_namespace: PREFERRED lets standard-ci run where a runtime has no user namespace of each attempt's own;
+        the profiles above it, and jobs that are granted root, need one whatever this says.
     :param default_limits: in the place of the profile's, where a job names none.
     :param maximum_limits: a job that asks for more is refused.
     :param exact_limits: a limit that this host could only clamp is refused too, instead of being noted.
@@ -138,6 +140,7 @@ class ExecutorConfig:
     state_dir: str = DEFAULT_STATE_DIR
     runtime: str = DEFAULT_RUNTIME
     minimum_isolation: IsolationLevel = IsolationLevel.NONE
+    user_namespace: Need = Need.REQUIRED
     default_limits: ResourceLimits = field(default_factory=ResourceLimits)
     maximum_limits: ResourceLimits = field(default_factory=ResourceLimits)
     exact_limits: bool = False

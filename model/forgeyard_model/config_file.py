@@ -30,7 +30,7 @@ from forgeyard_model.jobfile_types import (
     refusal,
 )
 from forgeyard_model.limits import ResourceLimits
-from forgeyard_model.policy import IsolationLevel, NetworkDestination
+from forgeyard_model.policy import IsolationLevel, Need, NetworkDestination
 
 RANGE: Final = 65536
 """Ids of one attempt."""
@@ -64,7 +64,7 @@ def _pattern(text: str) -> str:
 
 def _runtime(text: str) -> str:
     if not _RUNTIME.match(text):
-        raise refusal("write the name of an OCI runtime, such as runc or crun")
+        raise refusal("write the name of a runtime, such as runc or podman")
     return text
 
 
@@ -261,9 +261,14 @@ class ConfigFile(Strict):
     """One layer of the configuration. None: this layer does not set it."""
 
     state_dir: AbsolutePath | None = Field(None, description="Where the executor keeps its state.")
-    runtime: Annotated[str, AfterValidator(_runtime)] | None = Field(None, description="OCI runtime: runc or crun.")
+    runtime: Annotated[str, AfterValidator(_runtime)] | None = Field(
+        None, description="Who runs containers: runc, crun, containerd, podman or docker."
+    )
     minimum_isolation: Annotated[IsolationLevel, AfterValidator(_bounded)] | None = Field(
         None, description="No job runs behind less."
+    )
+    user_namespace: Need | None = Field(
+        None, description="preferred lets standard-ci run on Docker, which has none. System file only."
     )
     allowed_registries: tuple[Pattern, ...] | None = Field(None, description="Where images may come from.")
     allowed_images: tuple[Pattern, ...] | None = Field(None, description="Images that may run.")
@@ -281,5 +286,5 @@ class ConfigFile(Strict):
     network: NetworkTable | None = Field(None, description="Networks of jobs. System file only.")
 
 
-SYSTEM_ONLY: Final = ("uid_block", "approved_host_paths", "caches", "network")
+SYSTEM_ONLY: Final = ("user_namespace", "uid_block", "approved_host_paths", "caches", "network")
 """Keys that decide for everybody on the host."""

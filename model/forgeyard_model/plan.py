@@ -162,6 +162,7 @@ class Placement:
     :param argv: the shim's argument vector inside the sandbox.
     :param userns: path of a user namespace to join, whose maps are those of `uid_base`; None makes a new one.
     :param hostname: None takes one that is made from the sandbox's id.
+    :param plumbed: the network is put into a new namespace of the container's, once it is there.
     """
 
     sandbox: SandboxId
@@ -174,6 +175,7 @@ class Placement:
     argv: tuple[str, ...]
     userns: str | None = None
     hostname: str | None = None
+    plumbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

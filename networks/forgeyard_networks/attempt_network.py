@@ -36,6 +36,7 @@ class NetworkRequest:
     :param members: the job first, then its services.
     :param audit, publish: beside what the policy says of them.
     :param lines: who wants to see connections, questions and fetches as they come.
+    :param plumbed: members' namespaces are their runtime's to make; `AttemptNetwork.plumb` connects them.
     """
 
     sandbox: str
@@ -44,20 +45,21 @@ class NetworkRequest:
     audit: bool = False
     publish: tuple[PublishedPort, ...] = ()
     lines: Lines | None = None
+    plumbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MemberNetwork:
     """What one container is given.
 
-    :param netns: path of its namespace, while the network is open.
+    :param netns: path of its namespace, while the network is open; None when its runtime makes it.
     :param address: of its eth0.
     :param hosts, resolv_conf: text of /etc/hosts and /etc/resolv.conf; /etc/hostname is `hostname` and a line end.
     :param environment: variables, unless the job sets them itself.
     :param home_files: by their path below HOME; one that is there stays.
     """
 
-    netns: str
+    netns: str | None
     address: str
     hosts: str
     resolv_conf: str
@@ -87,6 +89,12 @@ class AttemptNetwork(Protocol):
         """Connect as the network itself, for probes; with a loopback address, as the job.
 
         :raises OSError: as connect(2). TimeoutError: nobody answered within `timeout` seconds.
+        """
+
+    async def plumb(self, member: str, pid: int) -> None:
+        """Connect the network namespace of process `pid`, a new one, as that of `member`. Nothing may run in it yet.
+
+        :raises SandboxError: NAMESPACE_FAILED, NETWORK_SETUP_FAILED.
         """
 
     async def evidence(self) -> NetworkEvidence:

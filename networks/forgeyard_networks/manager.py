@@ -148,11 +148,21 @@ class NetworkManager:
         return self._routers.metrics()
 
     async def recover(self, valid: Collection[str]) -> tuple[str, ...]:
-        """Take off operators' networks what dead executors left there. Our own networks die with their executor.
+        """Undo what dead executors left: attachments to operators' networks, and the host's rules for ours.
+
+        Our own networks died with their executor.
 
         :param valid: ids of sandboxes that live.
         :returns: what went wrong, a line each.
         """
+        errors = await self._recover_operators(valid)
+        try:
+            await to_the_end(self._in_pool(self._routers.sweep_host))
+        except ForgeyardError as error:
+            errors = (*errors, str(error))
+        return errors
+
+    async def _recover_operators(self, valid: Collection[str]) -> tuple[str, ...]:
         if not self._settings.config.conflists and not os.path.exists(self._settings.cni_cache):  # noqa: PTH110, ASYNC240  a microsecond
             return ()
         return await self._operator_networks().recover(valid)
@@ -187,7 +197,11 @@ class NetworkManager:
         parts, compiled = begun.parts, begun.compiled
         fetch_port = None if compiled.fetch is None else FETCH_PORT
         equip = partial(
-            parts.equip, len(request.members), fetch_port, nflog=begun.firewall.nflog, uplink=compiled.uplink
+            parts.equip,
+            0 if request.plumbed else len(request.members),
+            fetch_port,
+            nflog=begun.firewall.nflog,
+            uplink=compiled.uplink,
         )
         works = [self._in_pool(partial(self._routers.enforce, begun)), self._in_pool(equip)]
         if compiled.uplink:

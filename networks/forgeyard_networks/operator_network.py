@@ -84,6 +84,18 @@ class OperatorNetwork:
         job = next(iter(self._namespaces.values()))
         return await connected(lambda: stream_socket(job.fd), address, port, timeout)
 
+    async def plumb(self, member: str, pid: int) -> None:
+        """See AttemptNetwork: plugins fill namespaces that we name, before anything is in them.
+
+        :raises SandboxError: NETWORK_SETUP_FAILED, always.
+        """
+        raise SandboxError(
+            SandboxErrorKind.NETWORK_SETUP_FAILED,
+            "cni_plumbed",
+            f"{member}: a container on network {self._request.policy.conflist} has to join the namespace made for it",
+            resolution="use a runtime that can, such as runc",
+        )
+
     async def evidence(self) -> NetworkEvidence:
         """See AttemptNetwork: none of it is ours."""
         return NetworkEvidence(NetworkMode.CONFLIST, conflist=self._request.policy.conflist, notes=self.notes)

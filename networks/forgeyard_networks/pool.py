@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from forgeyard_host.links import NetState
 from forgeyard_model.errors import ForgeyardError
 from forgeyard_networks.topology import Fingerprint, Topology
 
+_NICE: Final = 15
 log: Final = logging.getLogger("forgeyard.networks")
 
 
@@ -101,6 +103,8 @@ class NetworkPool:
         return _comparable(now) == _comparable(before)
 
     def _fill(self) -> None:
+        # For this thread alone, and what it starts: jobs come first, or making ahead would only make them slower.
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or len(self._ready) < self._size)

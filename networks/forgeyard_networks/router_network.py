@@ -11,7 +11,7 @@ from ipaddress import IPv4Address
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from forgeyard_host.netns import stream_socket
+from forgeyard_host.netns import namespace_of, stream_socket
 from forgeyard_model.errors import ForgeyardError, SandboxError, SandboxErrorKind
 from forgeyard_model.network import NetworkEvidence
 from forgeyard_networks.attempt_network import MemberNetwork, NetworkRequest, connected, member_names
@@ -33,6 +33,7 @@ log: Final = logging.getLogger("forgeyard.networks")
 
 RENEWAL: Final = 30.0
 """Seconds between two looks at which addresses are in use and have to stay open."""
+_UNSEEN: Final = "connections were not watched to the end: what is listed is what was seen before"
 
 
 class RouterNetwork:
@@ -106,8 +107,16 @@ class RouterNetwork:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """See AttemptNetwork."""
         topology = self._parts.topology
-        where = topology.members[0] if IPv4Address(address).is_loopback else topology.router
-        return await connected(lambda: stream_socket(where.fd), address, port, timeout)
+        where = topology.member(0) if IPv4Address(address).is_loopback else topology.router
+        if where is None:
+            raise ConnectionRefusedError("the job's container has yet to be made")
+        return await connected(partial(stream_socket, where.fd), address, port, timeout)
+
+    async def plumb(self, member: str, pid: int) -> None:
+        """See AttemptNetwork."""
+        number = [own.name for own in self._names].index(member)
+        namespace = namespace_of(pid)
+        await to_the_end(self._in_pool(lambda: self._parts.topology.plumb(number, namespace)))
 
     async def evidence(self) -> NetworkEvidence:
         """See AttemptNetwork."""
@@ -126,7 +135,7 @@ class RouterNetwork:
             dns=name_records(questions),
             fetches=() if self._proxy is None else fetch_records(self._proxy.totals()),
             truncated=traffic.truncated,
-            notes=self.notes,
+            notes=(*self.notes, _UNSEEN) if self._watch.broken else self.notes,
         )
 
     async def close(self) -> None:
@@ -159,7 +168,7 @@ class RouterNetwork:
             (
                 own.name,
                 MemberNetwork(
-                    netns=namespace.path,
+                    netns=None if self._request.plumbed else topology.members[number].path,
                     address=str(own.address),
                     hosts=hosts_text(own, names),
                     resolv_conf=resolv_text(gateway),
@@ -168,7 +177,7 @@ class RouterNetwork:
                     home_files=files,
                 ),
             )
-            for own, namespace in zip(names, topology.members, strict=True)
+            for number, own in enumerate(names)
         ]
 
     def _proxy_settings(self, gateway: str) -> tuple[Mapping[str, str], Mapping[str, str]]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forgeyard_model.config import FetchCredential
@@ -14,6 +15,7 @@ from forgeyard_model.policy import NetworkPolicy
 from forgeyard_networks.firewall.detect import Firewall
 from forgeyard_networks.firewall.host import HostFirewall
 from forgeyard_networks.firewall.hub import prepare_hub
+from forgeyard_networks.firewall.registered import abandoned
 from forgeyard_networks.firewall_memory import FirewallMemory
 from forgeyard_networks.host_resolvers import Upstreams, host_resolvers
 from forgeyard_networks.host_side import HostSide
@@ -185,8 +187,19 @@ class Routers:
                 resolution="name another private network under network.range of the configuration",
             )
 
+    def sweep_host(self) -> None:
+        """Take away the host's rules that killed executors left, when no other uses them. Blocking.
+
+        :raises SandboxError: NETWORK_SETUP_FAILED.
+        """
+        if abandoned(Path(self._settings.run_dir) / "net"):
+            self._host_firewall().sweep()
+
+    def _host_firewall(self) -> HostFirewall:
+        return HostFirewall(self.firewall.get().host, self._network, lock_dir=f"{self._settings.run_dir}/net")
+
     def _acquire(self) -> HostFirewall:
-        made = HostFirewall(self.firewall.get().host, self._network, lock_dir=f"{self._settings.run_dir}/net")
+        made = self._host_firewall()
         made.acquire()
         return made
 

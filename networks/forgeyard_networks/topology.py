@@ -17,9 +17,9 @@ from ipaddress import IPv4Interface
 from types import MappingProxyType
 from typing import Final
 
-from forgeyard_host.links import FIRST_INDEX, Address, Bridge, Join, Links, NetState, Route, Up, Veth
+from forgeyard_host.links import FIRST_INDEX, Address, Bridge, Delete, Join, Links, NetState, Route, Up, Veth
 from forgeyard_host.netfilter import Flows
-from forgeyard_host.netns import NetNamespace, in_namespace, read_sysctls
+from forgeyard_host.netns import NetNamespace, in_namespace, read_sysctls, set_sysctls
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_networks.ipam import MAX_MEMBERS, Block
 
@@ -49,6 +49,7 @@ ROUTER_SYSCTLS: Final[Mapping[str, str]] = MappingProxyType(
 MEMBER_SYSCTLS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "net.ipv6.conf.default.disable_ipv6": "1",
+        "net.ipv4.ip_forward": "0",  # a new namespace inherits what the host has
         "net.ipv4.ip_unprivileged_port_start": "0",
         "net.ipv4.conf.all.accept_redirects": "0",
     }
@@ -69,14 +70,17 @@ class Fingerprint:
 class Topology:
     """The namespaces and links of one attempt.
 
-    :ivar members: the job first, then its services, in the order of their addresses.
+    :ivar members: made ahead: the job first, then its services, in the order of their addresses.
+    :ivar plumbed: namespaces that runtimes made, connected in the place of members, by the same numbers.
     """
 
     block: Block
     router: NetNamespace
     links: Links
     members: list[NetNamespace] = field(default_factory=list)
+    plumbed: dict[int, NetNamespace] = field(default_factory=dict)
     uplink: str = ""
+    _bridged: bool = False
 
     @classmethod
     def begin(cls, block: Block) -> Topology:
@@ -106,10 +110,11 @@ class Topology:
 
         :raises SandboxError: NAMESPACE_FAILED, NETWORK_SETUP_FAILED.
         """
-        if not self.members:
+        if not self._bridged:
             gateway = IPv4Interface((self.block.gateway, self.block.inside.prefixlen))
             bridge = Bridge(BRIDGE, _BRIDGE_INDEX, _mac(self.block, 0))
             self.links.run(bridge, Address(_BRIDGE_INDEX, gateway), Up(BRIDGE))
+            self._bridged = True
         while len(self.members) < members:
             self.add_member()
 
@@ -128,6 +133,33 @@ class Topology:
             )
         member, inner = Links.in_new_namespace(MEMBER_SYSCTLS)
         self.members.append(member)
+        self._connect(number, inner)
+        return member
+
+    def plumb(self, number: int, namespace: NetNamespace) -> None:
+        """Connect a namespace that a runtime made, as member `number`. Nothing may run in it yet. Blocking.
+
+        :raises SandboxError: NAMESPACE_FAILED, NETWORK_SETUP_FAILED.
+        """
+        self.plumbed[number] = namespace
+        if number < len(self.members):
+            self.links.run(Delete(f"m{number}"))
+        in_namespace(namespace.fd, lambda: set_sysctls(MEMBER_SYSCTLS))
+        inner = Links.at(namespace.fd)
+        try:
+            inner.run(Up("lo"))
+        except BaseException:
+            inner.close()
+            raise
+        self._connect(number, inner)
+
+    def member(self, number: int) -> NetNamespace | None:
+        """The namespace of a member; None for one that a runtime has yet to make."""
+        made = self.members[number] if number < len(self.members) else None
+        return self.plumbed.get(number, made)
+
+    def _connect(self, number: int, inner: Links) -> None:
+        """Put a member's link into its namespace, whose links `inner` are and are let go of."""
         name, address = f"m{number}", IPv4Interface((self.block.member(number), self.block.inside.prefixlen))
         mac = _mac(self.block, number + 1)
         try:
@@ -140,7 +172,6 @@ class Topology:
         finally:
             inner.close()
         self.links.run(Join(name, _BRIDGE_INDEX), Up(name))
-        return member
 
     def add_uplink(self, host: Links, host_fd: int) -> None:
         """A way from the router to the executor's own namespace. Whether it leads on is for the firewalls. Blocking.
@@ -183,7 +214,7 @@ class Topology:
     def close(self) -> None:
         """Let go of everything; the kernel takes it down in its own time. Idempotent."""
         self.links.close()
-        for namespace in (*self.members, self.router):
+        for namespace in (*self.members, *self.plumbed.values(), self.router):
             namespace.close()
 
 

@@ -24,7 +24,7 @@ class Watch:
     """Reads until stopped.
 
     :param packets, flows: None where there is none.
-    :param failed: called once with what made it stop by itself.
+    :param failed: called once with what made it stop by itself. `broken`: whether that happened.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Watch:
         self._lines, self._failed = lines, failed
         self._pause: asyncio.TimerHandle | None = None
         self._fds: list[int] = []
+        self.broken = False
 
     def start(self) -> None:
         """Begin to read."""
@@ -58,14 +59,9 @@ class Watch:
         self._fds.clear()
 
     def catch_up(self) -> None:
-        """Read what has come by now.
-
-        :raises OSError: of the descriptors.
-        """
-        for _ in range(_MOST_READS):
-            if not self._read_packets():
-                break
-        self._read_flows()
+        """Read what has come by now. Nothing, once it had to stop."""
+        if not self.broken:
+            self._guarded(self._read_all)()
 
     def tell(self, kind: str, document: Mapping[str, Any]) -> None:
         """Pass one line on to who wants to see it. A reader that fails is told no more, and harms nobody else."""
@@ -86,10 +82,17 @@ class Watch:
             try:
                 read()
             except Exception as error:  # noqa: BLE001  without its watch an attempt has no evidence: it must end
+                self.broken = True
                 self.stop()
                 self._failed(error)
 
         return run
+
+    def _read_all(self) -> None:
+        for _ in range(_MOST_READS):
+            if not self._read_packets():
+                break
+        self._read_flows()
 
     def _read_packets(self) -> bool:
         found = [] if self._packets is None else self._packets.read()

@@ -11,17 +11,25 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from forgeyard_model.capabilities import ExecutorCapabilities, ResourceControls
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
 from forgeyard_model.policy import IsolationLevel, NetworkMode
 from forgeyard_runtimes.commands import OUTPUT_LIMIT, CommandTimeout, Completed, run_command, wait_readable
-from forgeyard_runtimes.contract import Carrier, ContainerRef, ContainerState, ContainerStatus, Stdio
+from forgeyard_runtimes.contract import (
+    Carrier,
+    ContainerRef,
+    ContainerState,
+    ContainerStatus,
+    NetworkJoin,
+    Stdio,
+    SweepReport,
+)
 
 START_DEADLINE: Final = 60.0
 QUERY_DEADLINE: Final = 20.0
@@ -53,6 +61,11 @@ TRAITS: Final = {
 
 class CliRuntime:
     """One OCI runtime command line. Use `find`."""
+
+    network_join: ClassVar[NetworkJoin] = "inherited"
+    joins_user_namespace: ClassVar[bool] = True
+    literal: ClassVar[bool] = True
+    declared_weaker: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, binary: Path, traits: RuntimeTraits, version: str) -> None:
         self._binary = str(binary)
@@ -119,18 +132,25 @@ class CliRuntime:
     async def exec(self, ref: ContainerRef, process: bytes, *, deadline: float) -> int:
         """Run a compiled process.json in the container; its exit code. Output is not kept.
 
-        :raises ExecutorError: SPAWN_FAILED, when the runtime itself failed: its own exit code is no process's.
+        After `deadline` seconds, or when cancelled, the process is killed, and not just the command that waits for it.
+
+        :raises ExecutorError: SPAWN_FAILED, when the runtime itself failed: its own exit code is no process's; TIMEOUT.
         """
         stem = ref.directory / f"exec-{os.urandom(8).hex()}"
-        path, log = stem.with_suffix(".json"), stem.with_suffix(".log")
+        path, log, pid_file = (stem.with_suffix(suffix) for suffix in (".json", ".log", ".pid"))
         path.write_bytes(process)
         try:
-            argv = self._argv(ref, "exec", "--process", str(path), log=log)
-            done = await _run((*argv, ref.container_id), deadline)
+            argv = self._argv(ref, "exec", "--process", str(path), "--pid-file", str(pid_file), log=log)
+            try:
+                done = await _run((*argv, ref.container_id), deadline)
+            except BaseException:
+                _kill_at(pid_file)
+                raise
             message = _log_message(log) if done.code != 0 else ""
         finally:
             path.unlink()
             log.unlink(missing_ok=True)
+            pid_file.unlink(missing_ok=True)
         if message:
             raise _lost(f"{self._traits.name} could not run a process in the container", message)
         return done.code
@@ -198,6 +218,23 @@ class CliRuntime:
             seccomp=True,
         )
 
+    def carries(self, bundle: Bundle) -> tuple[str, ...]:
+        """All of a bundle is carried."""
+        return ()
+
+    def cgroup(self, ref: ContainerRef) -> None:
+        """The group that the bundle names."""
+
+    async def loss(self, ref: ContainerRef) -> None:
+        """Nothing of the runtime lives beside a container, so nothing takes it along."""
+
+    async def sweep(self, alive: Callable[[str], bool]) -> SweepReport:
+        """Nothing: a container's state is in its attempt's directory, which the ledger knows."""
+        return SweepReport()
+
+    async def close(self) -> None:
+        """There is no connection."""
+
     @staticmethod
     def _root(ref: ContainerRef) -> Path:
         return ref.directory / "runtime"
@@ -217,6 +254,20 @@ async def _run(argv: tuple[str, ...], deadline: float, netns: str | None = None)
         ) from error
     except OSError as error:
         raise _lost(f"{argv[0]} can't be executed", str(error)) from error
+
+
+def _kill_at(pid_file: Path) -> None:
+    """Kill the process whose number the runtime wrote, if it got that far. Its parent, the command, is dead by now."""
+    try:
+        pidfd = os.pidfd_open(int(pid_file.read_text()))
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(pidfd)
 
 
 def _log_message(path: Path) -> str:

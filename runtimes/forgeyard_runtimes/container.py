@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from forgeyard_host.cgroups import AttemptCgroup
 from forgeyard_host.processes import process_facts
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import Bundle, ContainerPlan, NetworkAttachment, Placement, RootfsPlan
 from forgeyard_model.result import Evidence, ResourceUsage
 from forgeyard_process_shim.channel import ShimChannel, ShimDied
 from forgeyard_process_shim.protocol import BackgroundExited, Exited, NoExec, Started, StepCommand
 from forgeyard_runtimes.contract import ContainerRef, ContainerRuntime, Stdio
+from forgeyard_runtimes.counted import Counted
 from forgeyard_runtimes.gate import verify_applied
 from forgeyard_runtimes.gate_limits import verify_limits, verify_membership
 from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import Spool
+
+audit: Final = logging.getLogger("forgeyard.audit")
 
 HELLO_DEADLINE: Final = 30.0
 KILL_DEADLINE: Final = 10.0
@@ -35,6 +40,7 @@ class ContainerParts:
     """What a container is made of; its owner made them and gives them back.
 
     :param leaf: its group below `cgroup`.
+    :param plumb: puts the network of the process with that pid into place, before anything runs there.
     """
 
     runtime: ContainerRuntime
@@ -46,6 +52,7 @@ class ContainerParts:
     cgroup: AttemptCgroup
     own_namespaces: Mapping[str, int]
     leaf: str = LEAF
+    plumb: Callable[[int], Awaitable[None]] | None = None
 
 
 class JobContainer:
@@ -57,7 +64,10 @@ class JobContainer:
         # One watcher: the event loop takes a single reader per descriptor.
         self._death: asyncio.Future[None] | None = None
         self._starting: asyncio.Future[int] | None = None
+        self._counted = Counted(parts.cgroup, parts.leaf)
         self.pid = 0
+        self.notes: tuple[str, ...] = ()
+        """What its runtime applies beyond its bundle."""
 
     async def launch(
         self,
@@ -75,13 +85,18 @@ class JobContainer:
         parts = self._parts
         clock = time.monotonic()
         await parts.runtime.create(parts.ref, bundle, rootfs, network, Stdio())
-        self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref, netns=parts.placement.netns))
+        inherited = parts.placement.netns if parts.runtime.network_join == "inherited" else None
+        self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref, netns=inherited))
         try:
             await self._meet_shim()
             phase("start", time.monotonic() - clock)
             clock = time.monotonic()
             parts.channel.unlink()
             await self._verify()
+            if not parts.runtime.literal:
+                await self._read_back(bundle)
+            if parts.plumb is not None:
+                await parts.plumb(self.pid)
         except BaseException:
             await self._abandon_start()
             raise
@@ -123,6 +138,9 @@ class JobContainer:
         parts = self._parts
         starting, self._starting = self._starting, None
         if self._pidfd >= 0:
+            if not parts.runtime.literal:
+                # An engine takes the group away as soon as it sees PID 1 dead.
+                self._counted.remember()
             await parts.runtime.kill(parts.ref, self._pidfd)
             if not await self._dead_within(KILL_DEADLINE):
                 raise _survives(parts.ref)
@@ -157,11 +175,15 @@ class JobContainer:
 
     def evidence(self) -> Evidence:
         """What the kernel counted for this container, from its cgroup."""
-        return self._parts.cgroup.evidence(self._parts.leaf)
+        return self._counted.evidence()
 
     def usage(self) -> ResourceUsage:
         """What it used, as far as the kernel tells."""
-        return self._parts.cgroup.usage(self._parts.leaf)
+        return self._counted.usage()
+
+    async def loss(self) -> ForgeyardError | None:
+        """Once PID 1 died unasked: whether its engine took it along."""
+        return await self._parts.runtime.loss(self._parts.ref)
 
     async def _runtime_pid(self) -> int:
         if self._starting is None:
@@ -202,7 +224,13 @@ class JobContainer:
     async def _verify(self) -> None:
         """Hold PID 1 by pidfd, be sure that it is the container's, and that it is what the plan says."""
         parts = self._parts
-        if self._pidfd < 0:
+        if not parts.runtime.literal:
+            pid = await self._runtime_pid()
+            self._counted.lies_at(parts.runtime.cgroup(parts.ref))
+            (parts.ref.directory / "pid").write_text(str(pid))  # where a literal runtime puts it, and others look
+            if self._pidfd < 0:
+                self._hold(pid)
+        elif self._pidfd < 0:
             # Beside the end of the runtime's command, where its group already tells which process it is.
             members = parts.cgroup.processes(parts.leaf)
             self._hold(members[0] if len(members) == 1 else await self._runtime_pid())
@@ -211,11 +239,34 @@ class JobContainer:
         except ProcessLookupError as error:
             raise _pid1_gone() from error
         # Read after the pidfd was taken: a later owner of the number would not be in the container's group.
-        if parts.cgroup.leaf(parts.leaf) not in facts.cgroups.values():
+        leaf = parts.cgroup.leaf(self._counted.leaf)
+        if leaf not in facts.cgroups.values():
             raise _pid1_gone()
         verify_applied(facts, parts.plan, parts.placement, parts.own_namespaces)
-        verify_membership(facts.cgroups, parts.cgroup.leaf(parts.leaf), parts.plan.limits)
-        verify_limits(parts.cgroup.applied(parts.leaf), parts.plan.limits)
+        verify_membership(facts.cgroups, leaf, parts.plan.limits)
+        verify_limits(parts.cgroup.applied(self._counted.leaf), parts.plan.limits)
+
+    async def _read_back(self, bundle: Bundle) -> None:
+        """Compare what an engine really runs with the bundle that it was given.
+
+        :raises SandboxError: it is weaker; the container must then be destroyed unreleased.
+        """
+        # Imported here: a literal runtime needs none of it.
+        from forgeyard_runtimes.comparison import verify_effective
+
+        runtime, ref = self._parts.runtime, self._parts.ref
+
+        def compared() -> tuple[str, ...]:
+            spec = runtime.effective_spec(ref)
+            return verify_effective(json.loads(bundle.config), spec, runtime.declared_weaker).stricter
+
+        try:
+            stricter = await asyncio.to_thread(compared)
+        except ForgeyardError as error:
+            audit.error("%s at %s: %s", ref.container_id, runtime.name, error, extra={"container": ref.container_id})
+            raise
+        if stricter:
+            self.notes = (f"{runtime.name} is stricter than the bundle: {'; '.join(stricter)}",)
 
     def _hold(self, pid: int) -> None:
         try:

@@ -6,13 +6,14 @@ running and no byte of the workload executed; the gate is opened by the owner of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from forgeyard_model.capabilities import ExecutorCapabilities
+from forgeyard_model.errors import ForgeyardError
 from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
 
 
@@ -61,8 +62,45 @@ class ContainerState:
     pid: int = 0
 
 
+NetworkJoin: TypeAlias = Literal["inherited", "path", "plumbed"]
+"""How a container gets into a network that is made for it. Inherited: the runtime is started in it. By path: the bundle
+names it. Plumbed: the container has a new one, which is connected while the shim waits at its gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep found of ours at a runtime, each as ``kind name``.
+
+    :param kept: of sandboxes that are alive.
+    :param failed: with the reason why it is still there.
+    """
+
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+
+
 class ContainerRuntime(Protocol):
     """One adapter. Every method raises only ForgeyardError types; each has its own bounded time."""
+
+    @property
+    def network_join(self) -> NetworkJoin:
+        """How a container gets into a network that is made for it."""
+
+    @property
+    def joins_user_namespace(self) -> bool:
+        """A bundle may name a user namespace that is there already; otherwise it has a new one, or none."""
+
+    @property
+    def literal(self) -> bool:
+        """The kernel is given the bundle by a program that we start, so there is nothing of an engine's to read back.
+
+        Its control group is the one that the bundle names, and stays until `remove`.
+        """
+
+    @property
+    def declared_weaker(self) -> frozenset[str]:
+        """Fields of which a comparison of the bundle with `effective_spec` may find less, and why is documented."""
 
     @property
     def name(self) -> str:
@@ -102,3 +140,21 @@ class ContainerRuntime(Protocol):
 
     def capabilities(self) -> ExecutorCapabilities:
         """What this adapter claims on this host."""
+
+    def carries(self, bundle: Bundle) -> tuple[str, ...]:
+        """Names of the bundle's fields that can't be honoured; `create` refuses a bundle that has any."""
+
+    def cgroup(self, ref: ContainerRef) -> str | None:
+        """The started container's own group below each hierarchy's root; None: the one that its bundle names."""
+
+    async def loss(self, ref: ContainerRef) -> ForgeyardError | None:
+        """Once PID 1 died unasked: whether its engine took it along. Such a death says nothing of the job."""
+
+    async def sweep(self, alive: Callable[[str], bool]) -> SweepReport:
+        """Remove what this state directory's dead executors left at the runtime, past errors.
+
+        :param alive: whether the sandbox, or the executor, of that id is.
+        """
+
+    async def close(self) -> None:
+        """Disconnect. Containers live on."""

@@ -67,11 +67,9 @@ def _verify_privileges(facts: ProcessFacts, plan: ContainerPlan) -> None:
 
 
 def _verify_identity(facts: ProcessFacts, plan: ContainerPlan, placement: Placement) -> None:
-    base = placement.uid_base
-    if base is None:
-        return
+    base = placement.uid_base or 0
     expected = ((0, base, placement.uid_count),)
-    if facts.uid_map != expected or facts.gid_map != expected:
+    if placement.uid_base is not None and (facts.uid_map != expected or facts.gid_map != expected):
         raise _difference(
             SandboxErrorKind.NAMESPACE_FAILED, "id_map", f"has id maps {facts.uid_map} and {facts.gid_map}"
         )

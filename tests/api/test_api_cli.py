@@ -207,9 +207,7 @@ def test_validate_knows_the_files_profile(forgeyard: Forgeyard, tmp_path: Path, 
 
 def test_validate_says_what_this_version_can_not_run(forgeyard: Forgeyard, tmp_path: Path) -> None:
     """The file is right, so it is ok; running it will be refused, so that is said."""
-    (tmp_path / "j.yaml").write_text(
-        "version: 1\nrootfs: host\nsteps: [{run: a}]\ndevices: [a.b/c=0]\n"
-    )
+    (tmp_path / "j.yaml").write_text("version: 1\nrootfs: host\nsteps: [{run: a}]\ndevices: [a.b/c=0]\n")
     run = forgeyard("job", "validate", "j.yaml", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (0, "j.yaml: ok\n")
     assert run.stderr.splitlines() == [

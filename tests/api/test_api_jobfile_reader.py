@@ -56,7 +56,7 @@ def problems(tmp_path: Path, text: str | bytes) -> list[str]:
             "5:7 env.A=B: 'A=B': write a variable's name: no '=', spaces or control characters",
         ),
         (GOOD + "merge_output: yes\n", "5:15 merge_output: 'yes': write true or false"),
-        (GOOD + "network: {restrict: x}\n", "5:10 network.restricted: (missing): add it"),
+        (GOOD + "network: {restrict: x}\n", "5:11 network.restrict: 'x': unknown field; did you mean restricted?"),
         (
             GOOD + "network:\n  restricted:\n    allow: [{host: a, ports: [80, 99999]}]\n",
             "7:35 network.restricted.allow[0].ports[1]: '99999': must be less than or equal to 65535",

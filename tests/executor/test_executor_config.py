@@ -305,7 +305,15 @@ def leaves(model: Any, prefix: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
 
 def test_the_environment_has_every_key_but_tables() -> None:
     """A new key of the schema gets a variable, or stands here."""
-    tables = {("uid_block",), ("approved_host_paths",), ("retention",), ("watermarks",), ("caches",), ("network",)}
+    tables = {
+        ("user_namespace",),
+        ("uid_block",),
+        ("approved_host_paths",),
+        ("retention",),
+        ("watermarks",),
+        ("caches",),
+        ("network",),
+    }
     assert leaves(ConfigFile) - tables == set(ENVIRONMENT.values())
 
 

@@ -133,17 +133,18 @@ def test_writing_through_owner_keeps_the_owner_on_disk(set_up: Set, state_dir: P
     assert owners(str(source / "new")) == (4242, 4242)
 
 
-def test_without_a_user_namespace_nothing_is_mapped(set_up: Set, state_dir: Path) -> None:
-    """uid_base None leaves owners as they are, whatever map was asked for."""
-    source = make(state_dir / "src", uid=33, gid=33)
+def test_without_a_user_namespace_only_owner_and_job_change_places(set_up: Set, state_dir: Path) -> None:
+    """uid_base None: ids are as on disk, but what belongs to the one who handed it in belongs to the job."""
+    source, root = make(state_dir / "src", uid=33, gid=33), make(state_dir / "root", uid=33, gid=33)
 
     placed = set_up(
         uid_base=None,
-        binds=(BindRequest("s", str(source), IdMapKind.OWNER),),
+        binds=(BindRequest("s", str(source), IdMapKind.OWNER), BindRequest("r", str(root), IdMapKind.SHIFT)),
         scratch=(ScratchDir("w", "w", 0o700, 12, 13),),
     )
 
-    assert owners(placed.sources["s"]) == (33, 33)
+    assert owners(placed.sources["s"]) == (1000, 1000)
+    assert owners(placed.sources["r"]) == (33, 33)
     assert owners(placed.sources["w"]) == (12, 13)
 
 

@@ -73,6 +73,25 @@ def test_exec_has_the_processs_code_and_never_more_rights(shared_state: Path) ->
     with_container(shared_state, body)
 
 
+def test_exec_that_outlives_its_time_is_killed(shared_state: Path) -> None:
+    """Not the command alone that waits for it: the process in the container too."""
+
+    async def body(runtime: CliRuntime, ref: ContainerRef) -> None:
+        process = dict(runtime.effective_spec(ref)["process"])
+        document = json.dumps({**process, "args": ["/bin/sleep", "98765"], "env": ["PATH=/usr/bin:/bin"]})
+        with pytest.raises(ExecutorError) as caught:
+            await runtime.exec(ref, document.encode(), deadline=3)
+        assert caught.value.kind is ExecutorErrorKind.TIMEOUT
+        with pytest.raises(ExecutorError):
+            await runtime.exec(ref, document.encode(), deadline=0)
+        # A killed process goes when its parent, by now PID 1 of the container, has reaped it.
+        look = "i=0; while grep -qs 98765 /proc/[0-9]*/cmdline; do i=$((i+1)); [ $i -lt 100000 ] || exit 1; done"
+        again = json.dumps({**process, "args": ["/bin/sh", "-c", look], "env": ["PATH=/usr/bin:/bin"]})
+        assert await runtime.exec(ref, again.encode().replace(b"98765 ", b"9876[5] "), deadline=20) == 0
+
+    with_container(shared_state, body)
+
+
 @pytest.mark.parametrize("name", ["nosuch", "runsc"])
 def test_runtimes_that_cannot_serve_are_refused(state_dir: Path, name: str) -> None:
     """An unknown runtime, and one that can't carry our channel or is not there, are typed refusals at open."""

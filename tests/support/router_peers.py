@@ -29,7 +29,9 @@ class Peers:
 
     def __init__(self, locks: Path, *, also: tuple[str, ...] = (), forwards: bool = True) -> None:
         self.blocks = Blocks(RANGE, str(locks / "subnets"))
-        self.host = new_namespace({"net.ipv4.ip_forward": "1"} if forwards else {})
+        self.host = new_namespace(
+            {"net.ipv4.ip_forward": "1" if forwards else "0"}
+        )  # else what this machine has is inherited
         self.outside = new_namespace()
         self._open: list[Topology] = []
         self._sockets: list[socket.socket] = []

@@ -97,11 +97,11 @@ class Sandbox:
             ["runc", "--root", str(self.directory / "runc"), "run", "-b", str(self.directory), name], **streams
         )
 
-    async def start(self) -> None:
+    async def start(self, *, probes: bool = False) -> None:
         """Open the channel and bring the shim up to its open gate."""
         build()
         self.channel = ShimChannel.create(
-            self.control, shim=shim_binary(), uid=UID_BASE + JOB_UID, gid=UID_BASE + JOB_UID
+            self.control, shim=shim_binary(), uid=UID_BASE + JOB_UID, gid=UID_BASE + JOB_UID, probes=probes
         )
         self.run(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
@@ -186,12 +186,12 @@ class Sandbox:
 
 
 @contextlib.asynccontextmanager
-async def sandbox(memory: int | None = None) -> AsyncIterator[Sandbox]:
+async def sandbox(memory: int | None = None, *, probes: bool = False) -> AsyncIterator[Sandbox]:
     """A running sandbox whose gate is open."""
     made = Sandbox(Path(tempfile.mkdtemp(prefix="fy-shim-", dir="/var/tmp")))
     try:
         made.lay_out(ShimChannel.argv, memory)
-        await made.start()
+        await made.start(probes=probes)
         yield made
     finally:
         made.dispose()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
-import sys
 import uuid
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
@@ -20,15 +18,14 @@ from typing import TYPE_CHECKING, Final
 from forgeyard_model.errors import SandboxError
 from forgeyard_networks.firewall import forwarding
 from forgeyard_networks.firewall.backend import LOCK_WAIT, HostBackend, at, failed, locked
+from forgeyard_networks.firewall.registered import HOST_RULES, abandoned, live, namespace_key
 from forgeyard_networks.firewall.rules import Chain, Match, Rule, Ruleset, State, Verdict, refuse
 from forgeyard_networks.topology import HOST_LINKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DEFAULT_LOCKS: Final = "/run/forgeyard/net"
 _OURS: Final = f"{HOST_LINKS}*"
-_SO_NETNS_COOKIE: Final = 71
 _KNOWN: Final = frozenset({State.ESTABLISHED, State.RELATED})
 
 
@@ -73,13 +70,13 @@ class HostFirewall:
         network: IPv4Network,
         *,
         ns_fd: int | None = None,
-        lock_dir: str = DEFAULT_LOCKS,
+        lock_dir: str | Path = HOST_RULES,
         wait: float = LOCK_WAIT,
     ) -> None:
         self.backend = backend
         self._network = network
         self._ns_fd = ns_fd
-        self._dir = Path(lock_dir) / at(ns_fd, _namespace_key)
+        self._dir = Path(lock_dir) / at(ns_fd, namespace_key)
         self._wait = wait
         self._fd = -1
         self._file = self._dir / f"user.{uuid.uuid4().hex}"
@@ -107,6 +104,15 @@ class HostFirewall:
         if self._fd >= 0:
             with self._changing():
                 self._leave()
+
+    def sweep(self) -> None:
+        """Take away what executors left that were killed, unless others live. For one that has not acquired.
+
+        :raises SandboxError: NETWORK_SETUP_FAILED.
+        """
+        with self._changing():
+            if abandoned(self._dir.parent, self._dir.name) and not self._networks():
+                self._remove()
 
     def problems(self) -> tuple[str, ...]:
         """What is not as `acquire` leaves it.
@@ -148,7 +154,10 @@ class HostFirewall:
         left = self._networks()
         if left:
             at(self._ns_fd, lambda: self.backend.install(host_rules(left)))
-            return
+        else:
+            self._remove()
+
+    def _remove(self) -> None:
         at(self._ns_fd, lambda: self.backend.remove(host_rules(())))
         at(self._ns_fd, lambda: forwarding.restore(self._dir / "forwarding", self.backend.name))
 
@@ -169,32 +178,10 @@ class HostFirewall:
         for path in self._dir.glob("user.*"):
             if path == self._file:
                 found |= {self._network} if self._fd >= 0 else set()
-            elif (text := _live(path)) is not None:
+            elif (text := live(path)) is not None:
                 found.add(IPv4Network(text))
         return tuple(sorted(found))
 
 
 def _shared(where: str, rules: tuple[Rule, ...]) -> Chain:
     return Chain(f"FORGEYARD-{where}", rules, where.lower(), shared=True)
-
-
-def _live(path: Path) -> str | None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(fd, 64).decode()
-    finally:
-        os.close(fd)
-    path.unlink(missing_ok=True)
-    return None
-
-
-def _namespace_key() -> str:
-    """Names the caller's network namespace like no other since the host's start."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as asked:
-        try:
-            cookie = asked.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-        except OSError:  # before Linux 5.14: a number that another namespace may get after this one's end
-            return f"inode-{Path('/proc/thread-self/ns/net').stat().st_ino}"
-    return f"netns-{int.from_bytes(cookie, sys.byteorder)}"

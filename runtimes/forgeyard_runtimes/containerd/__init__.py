@@ -1,0 +1,1 @@
+"""Containers at a containerd, over its own gRPC services: the literal bundle, run by containerd's shim and runc."""

@@ -1,0 +1,1 @@
+"""The adapter for Docker: the same bundle through HostConfig, on our own assembled root."""
