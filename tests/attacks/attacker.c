@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -137,6 +138,26 @@ static long disk(void) {
 static long open_handle(void) {
     struct { unsigned bytes; int type; unsigned char handle[8]; } root = { 8, 1, { 2 } };   /* inode 2: ext4's root */
     return CALL(SYS_open_by_handle_at, AT_FDCWD, &root, O_RDONLY);
+}
+
+/* What an image's file would have to let through to be changed for everybody; `extra` is its path. */
+static long immutable_flag(void) {
+    int fd = open(extra, O_RDONLY | O_NONBLOCK);
+    int flags = 0x10 | 0x20;   /* FS_IMMUTABLE_FL, FS_APPEND_FL */
+    return fd < 0 ? -1 : ioctl(fd, _IOW('f', 2, long), &flags);
+}
+
+static long handle_of_file(void) {
+    struct { unsigned bytes; int type; unsigned char handle[128]; } file = { 128, 0, { 0 } };
+    int mount = 0;
+    if (CALL(SYS_name_to_handle_at, AT_FDCWD, extra, &file, &mount, 0) < 0) return -1;
+    return CALL(SYS_open_by_handle_at, AT_FDCWD, &file, O_RDWR);
+}
+
+static long mapping_made_writable(void) {
+    int fd = open(extra, O_RDONLY);
+    char *memory = fd < 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    return memory == MAP_FAILED ? -1 : mprotect(memory, 4096, PROT_READ | PROT_WRITE);
 }
 
 static long set_rlimit_beyond(void) {
@@ -335,6 +356,11 @@ static long eat_timers(void) {
     X(setgroups, CALL(SYS_setgroups, 0, NULL)) \
     X(file_capability, capability_in_file()) \
     X(trusted_attribute, setxattr("/tmp", "trusted.overlay.opaque", "y", 1, 0)) \
+    X(immutable_flag, immutable_flag()) \
+    X(handle_of_file, handle_of_file()) \
+    X(mapping_made_writable, mapping_made_writable()) \
+    X(trusted_redirect, setxattr(extra, "trusted.overlay.redirect", "/", 1, 0)) \
+    X(user_redirect, setxattr(extra, "user.overlay.redirect", "/", 1, 0)) \
     X(privileges_on, privileges_on()) \
     X(filter_off, filter_off()) \
     X(rlimit_beyond, set_rlimit_beyond()) \

@@ -116,7 +116,7 @@ RECIPES: Mapping[str, Recipe] = {
         after="ln -sf /dev/stdout /var/log/nginx/access.log; ln -sf /dev/stderr /var/log/nginx/error.log",
     ),
     "python": Recipe(
-        ("python3-minimal", "python3-psycopg", "python3-redis", "python3-pika"),
+        ("python3-minimal", "python3-psycopg", "python3-redis", "python3-pika", "python3-pytest"),
         {"Cmd": ["python3"]},
     ),
     "registry": Recipe(

@@ -11,7 +11,7 @@ import pytest
 
 from forgeyard_api import main
 from forgeyard_api.cli_flags import RUNTIMES
-from forgeyard_runtimes.cli_runtime import TRAITS
+from forgeyard_runtimes.find import COMMAND_LINES, DAEMONS
 
 NONSENSE = {
     "--memory": ["", "0", "-1", "1KiB", "x", "1 2", "9" * 5000, "١", "NaN", "64MB MB"],
@@ -30,7 +30,7 @@ NONSENSE = {
     "--source-mode": ["", "rx", "RO", "ro"],
     "--profile": ["", "Standard-CI", "none"],
     "--network": ["", "none", "DENY"],
-    "--runtime": ["", "docker", "../runc", "/usr/sbin/runc"],
+    "--runtime": ["", "rkt", "../runc", "/usr/sbin/runc"],
     "--output": ["", "file", "full", "x" * 5000],
     "--result": ["", ".", "absent/x", "x" * 5000, "\0"],
     "--state-dir": [""],
@@ -115,7 +115,7 @@ def test_other_commands(capsys: pytest.CaptureFixture[str], here: Path, args: li
 
 def test_names_of_runtimes_are_those_of_the_adapter() -> None:
     """The command line's list, which needs no import, and the adapter's table are one."""
-    assert set(RUNTIMES) == set(TRAITS)
+    assert set(RUNTIMES) == {*COMMAND_LINES, *DAEMONS}
 
 
 def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:

@@ -260,8 +260,8 @@ def test_a_host_that_forbids_forwarding_is_refused(ground: Playground, tmp_path:
     assert "FORGEYARD" not in ground.rules()
 
 
-def test_a_dead_executor_has_no_part_in_the_rules(ground: Playground, tmp_path: Path, kind: str) -> None:
-    """One that is killed leaves its rules behind; the next finds them, makes no second set, and takes them along."""
+def killed_executor(ground: Playground, kind: str, locks: Path) -> None:
+    """An executor that acquires and is killed."""
     script = (
         "import os, sys\n"
         "from ipaddress import IPv4Network\n"
@@ -274,10 +274,15 @@ def test_a_dead_executor_has_no_part_in_the_rules(ground: Playground, tmp_path: 
         "HostFirewall(backend, IPv4Network('10.77.0.0/16'), lock_dir=locks).acquire()\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    command = [sys.executable, "-c", script, kind, ground.lock, str(tmp_path / "net")]
+    command = [sys.executable, "-c", script, kind, ground.lock, str(locks)]
     done = in_namespace(ground.peers.host.fd, partial(subprocess.run, command, check=False))
     assert done.returncode == -9
     assert "10.77.0.0/16" in ground.rules()
+
+
+def test_a_dead_executor_has_no_part_in_the_rules(ground: Playground, tmp_path: Path, kind: str) -> None:
+    """One that is killed leaves its rules behind; the next finds them, makes no second set, and takes them along."""
+    killed_executor(ground, kind, tmp_path / "net")
     firewall = ground.firewall(kind)
     firewall.acquire()
     assert "10.77.0.0/16" not in ground.rules()
@@ -360,3 +365,21 @@ def _route_in(ground: Playground) -> None:
 def _plain(listing: str) -> list[str]:
     """Without comments and counters."""
     return [line.split(" [")[0] for line in listing.splitlines() if not line.startswith("#")]
+
+
+def test_a_sweep_takes_what_killed_executors_left_unless_one_lives(
+    ground: Playground, tmp_path: Path, kind: str
+) -> None:
+    """Recovery needs no networked job for it; rules that a living executor needs stay."""
+    killed_executor(ground, kind, tmp_path / "net")
+    ground.firewall(kind).sweep()
+    assert "FORGEYARD" not in ground.rules()
+    assert ground.forwarding() == "0"
+    killed_executor(ground, kind, tmp_path / "net")
+    living = ground.firewall(kind)
+    living.acquire()
+    ground.firewall(kind).sweep()
+    assert living.problems() == ()
+    living.release()
+    ground.firewall(kind).sweep()
+    assert "FORGEYARD" not in ground.rules()

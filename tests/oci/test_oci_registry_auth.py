@@ -227,13 +227,15 @@ def test_a_token_that_expires_is_replaced_with_the_stored_credentials(serve: Ser
         ({"expires_in": 300, "issued_at": "nonsense"}, 300.0),
         ({"expires_in": 300, "issued_at": (datetime.now(UTC) - timedelta(days=2)).isoformat()}, 300.0),
         ({"expires_in": 300, "issued_at": (datetime.now(UTC) + timedelta(days=2)).isoformat()}, 300.0),
-        ({"expires_in": 4000, "issued_at": (datetime.now(UTC) - timedelta(seconds=1000)).isoformat()}, 3000.0),
+        ({"expires_in": 4000, "issued_at": timedelta(seconds=-1000)}, 3000.0),
     ],
 )
 def test_how_long_a_token_is_used(
     serve: Serve, puller: Puller, monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], life: float
 ) -> None:
     """expires_in, 60 s without one, less what issued_at says plausibly; given up shortly before the end."""
+    if isinstance(issued := document.get("issued_at"), timedelta):  # as of now, not of when the tests were collected
+        document = {**document, "issued_at": (datetime.now(UTC) + issued).isoformat()}
     server = serve(Scripted(tokens=({"token": "t1", **document},)))
     endpoint = Endpoint(server.host, "team/app", http=True)
     assert puller.pull(server) == 200

@@ -15,12 +15,18 @@ _WITHOUT_NETNS_OF_OURS: Final = (NetworkMode.DENY, NetworkMode.HOST)
 
 
 def with_namespaces(
-    network: NetworkMode, netns: str | None, *, user_namespace: bool, userns: str | None = None
+    network: NetworkMode,
+    netns: str | None,
+    *,
+    user_namespace: bool,
+    userns: str | None = None,
+    plumbed: bool = False,
 ) -> Fields:
     """New ones of every kind; the network's is joined when `netns` names it, and left out for the host's.
 
     :param userns: path of the user namespace to join instead of a new one. The network's is then left out, and has to
         be the runtime's own.
+    :param plumbed: the network is put into a new one before anything runs there.
     :raises SandboxError: NETWORK_SETUP_FAILED when mode and namespace contradict each other; NAMESPACE_FAILED for a
         `userns` that is not absolute, or not wanted.
     """
@@ -39,7 +45,7 @@ def with_namespaces(
             names.append({"type": "network", "path": netns})
         # Otherwise the runtime is started in it, and the container inherits it: runc 1.1 joins the user namespace
         # first, and from there no network of the host's own may be joined. The gate compares what came of it.
-    elif network not in _WITHOUT_NETNS_OF_OURS:
+    elif network not in _WITHOUT_NETNS_OF_OURS and not plumbed:
         raise _network("no_network_namespace", f"mode {network.value} needs a namespace made for it, none was given")
     else:
         names.append({"type": "network"})
