@@ -22,6 +22,7 @@ from forgeyard_model.policy import CapabilityGrant, IsolationLevel, NetworkDesti
 from forgeyard_model.profile import ExecutionProfile
 from forgeyard_model.services import HealthCheck, HttpProbe, ServiceNetwork, ServiceSpec
 from forgeyard_runtimes.containerd.runtime import ContainerdRuntime
+from forgeyard_runtimes.find import state_name
 
 pytestmark = pytest.mark.kernel
 
@@ -46,11 +47,12 @@ def web(image: str, name: str = "web", **more: Any) -> ServiceSpec:
     )
 
 
-def left_at(request: pytest.FixtureRequest, name: str) -> list[str]:
-    """Containers of ours that the daemon still has."""
+def left_at(request: pytest.FixtureRequest, name: str, state: Path) -> list[str]:
+    """Containers of the executors of `state` that the daemon still has; other tests use the same daemon."""
+    own = state_name(str(state))
     if name == "containerd":
-        return tool(request, name, "containers", "ls", "-q")
-    return tool(request, name, "ps", "-a", "--filter", "label=forgeyard.sandbox", "--format", "{{.Names}}")
+        return tool(request, name, "containers", "ls", "-q", f'labels."forgeyard.state"=={own}')
+    return tool(request, name, "ps", "-a", "--filter", f"label=forgeyard.state={own}", "--format", "{{.Names}}")
 
 
 def tool(request: pytest.FixtureRequest, name: str, *words: str) -> list[str]:
@@ -72,7 +74,7 @@ def test_services_by_name(adapter: Jobs, busybox_image: str, request: pytest.Fix
     result, out, err = adapter.run(job)
     assert (result.outcome, out.split()) == (Outcome.SUCCEEDED, [b"web", b"two", b"1"]), (result.message, err)
     assert result.network is not None
-    assert left_at(request, adapter.name) == []
+    assert left_at(request, adapter.name, adapter.state) == []
 
 
 @ON_DAEMONS
@@ -97,7 +99,7 @@ def test_a_killed_executor_leaves_nothing(adapter: Jobs, state_dir: Path, reques
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
         child.stdout.close()
-    assert len(left_at(request, adapter.name)) == 1
+    assert len(left_at(request, adapter.name, state_dir)) == 1
 
     async def recover() -> None:
         async with Executor.open(state_dir, runtime=adapter.name) as executor:
@@ -107,7 +109,7 @@ def test_a_killed_executor_leaves_nothing(adapter: Jobs, state_dir: Path, reques
             assert (await executor.recover()).swept == ()
 
     asyncio.run(recover())
-    assert left_at(request, adapter.name) == []
+    assert left_at(request, adapter.name, state_dir) == []
     assert list((state_dir / "sandboxes").iterdir()) == []
 
 
@@ -216,7 +218,7 @@ def test_a_weaker_container_is_never_released(
     with caplog.at_level(logging.ERROR, "forgeyard.audit"), pytest.raises(ExecutorError, match="CAP_SYS_ADMIN"):
         adapter.run(Job(rootfs="host", steps=(sh("touch /work/build/ran"),)))
     assert any(record.name == "forgeyard.audit" for record in caplog.records)
-    assert left_at(request, adapter.name) == []
+    assert left_at(request, adapter.name, adapter.state) == []
 
 
 @ON_DAEMONS
@@ -244,7 +246,7 @@ def test_a_container_that_somebody_removes(adapter: Jobs, request: pytest.Fixtur
         assert result.outcome is Outcome.INFRASTRUCTURE_FAILURE, result.message
 
     adapter.drive(body)
-    assert left_at(request, adapter.name) == []
+    assert left_at(request, adapter.name, adapter.state) == []
 
 
 def test_addresses_are_those_of_the_daemons_own_tools() -> None:

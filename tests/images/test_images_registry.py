@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 import urllib.error
@@ -97,9 +99,10 @@ def test_a_registry_ends_with_its_starter(require_tool: Callable[[str], str]) ->
     run = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
     pid, directory = run.stdout.split()
     try:
-        # Whoever adopted it may not have waited for it yet: a zombie is gone for good, too.
-        status = Path(f"/proc/{pid}/stat")
-        assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(int(pid))
+            assert select.select([ended], [], [], 20)[0]  # also of a zombie that nobody has waited for
+            os.close(ended)
     finally:
         subprocess.run(["rm", "-r", directory], check=True)
 
@@ -117,7 +120,10 @@ def nested(tmp_path: Path, test: str, *options: str, **environment: str) -> subp
     (tmp_path / "test_it.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "conftest", "-p", "no:cacheprovider", *options]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "FORGEYARD_TEST"))}
-    environ |= {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tests/images'}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ |= {
+        "PYTHONPATH": ":".join(str(ROOT / name) for name in ("tests", "tests/images", "tests/support")),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     return subprocess.run(
         [*command, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py")],
         env=environ | environment,

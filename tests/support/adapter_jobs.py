@@ -28,7 +28,7 @@ class Jobs:
 
     def __init__(self, name: str, state: Path) -> None:
         self.name = name
-        self._state = state
+        self.state = state
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
         self._executor: Executor | None = None
@@ -72,7 +72,7 @@ class Jobs:
 
     async def _opened(self) -> Executor:
         if self._executor is None:
-            opening = Executor.open(self._state, runtime=self.name, config=config_for(self.name))
+            opening = Executor.open(self.state, runtime=self.name, config=config_for(self.name))
             self._executor = await self._stack.enter_async_context(opening)
         return self._executor
 
