@@ -9,7 +9,7 @@ from typing import Final
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_runtimes.contract import ContainerState, ContainerStatus
 
-_LOOKS: Final = 30
+_LOOKS: Final = 80
 _PAUSE: Final = 0.05
 """Seconds. Whoever removes a container kills it first; the engine forgets it a little later, and tells nobody."""
 

@@ -36,6 +36,7 @@ from forgeyard_process_shim.protocol import Exited, NoExec, StepCommand
 from forgeyard_runtimes.contract import ContainerRef, Stdio
 from forgeyard_runtimes.docker.client import DockerSettings
 from forgeyard_runtimes.docker.runtime import DockerRuntime
+from forgeyard_runtimes.find import state_name
 
 ENV = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
 EXECUTOR = "tests-of-docker"
@@ -44,7 +45,7 @@ Edit = Callable[[dict[str, Any]], None]
 
 def settings(daemon: Any, state: Path, **more: Any) -> DockerSettings:
     """Settings for a private daemon."""
-    return DockerSettings(host=daemon.address, executor=EXECUTOR, state=str(state), **more)
+    return DockerSettings(host=daemon.address, executor=EXECUTOR, state=state_name(str(state)), **more)
 
 
 def busybox_root(directory: Path) -> RootfsPlan:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 import requests
 from docker import APIClient
 from docker.errors import APIError, NotFound
@@ -16,20 +19,35 @@ def start_container(api: APIClient, docker_id: str) -> int:
     return int(api.inspect_container(docker_id)["State"]["Pid"])
 
 
+_TRIES: Final = 5
+_PAUSE: Final = 0.1
+"""Seconds. Another process on the host may hold a mount of the container's file system for a moment."""
+
+
 def remove_container(api: APIClient, name: str) -> None:
     """Remove it with its anonymous volumes, whatever state it is in; not there is fine. Blocking."""
-    try:
-        api.remove_container(name, v=True, force=True)
-    except NotFound:
-        return
-    except APIError as error:
-        if error.status_code != requests.codes.conflict:
-            raise
-        # Somebody else removes it at this moment.
+    for left in reversed(range(_TRIES)):
         try:
-            api.wait(name, condition="removed")
+            api.remove_container(name, v=True, force=True)
         except NotFound:
             return
+        except APIError as error:
+            if error.status_code == requests.codes.conflict:
+                _wait_removed(api, name)
+            elif error.status_code == requests.codes.server_error and left:
+                time.sleep(_PAUSE)
+                continue
+            else:
+                raise
+        return
+
+
+def _wait_removed(api: APIClient, name: str) -> None:
+    """Somebody else removes it at this moment."""
+    try:
+        api.wait(name, condition="removed")
+    except NotFound:
+        return
 
 
 def check_here(pid: int, docker_id: str) -> None:

@@ -50,7 +50,7 @@ from forgeyard_runtimes.docker.process import exec_request, run_exec
 from forgeyard_runtimes.docker.readback import in_bundle_terms
 from forgeyard_runtimes.docker.skeleton import SkeletonImage, build_image
 from forgeyard_runtimes.docker.staging import Staged, stage, unstage
-from forgeyard_runtimes.docker.sweep import DIRECTORY_LABEL, owned_by, owner_labels, state_name, sweep
+from forgeyard_runtimes.docker.sweep import DIRECTORY_LABEL, owned_by, owner_labels, sweep
 from forgeyard_runtimes.docker.translate import carries, create_request
 from forgeyard_runtimes.removed import is_removed, removed_meanwhile
 from forgeyard_runtimes.shielding import shielded
@@ -169,7 +169,7 @@ class DockerRuntime:
         """Blocking."""
         staged = stage(spec, directory)
         labels = owner_labels(self._settings, ref.container_id.removeprefix("fy-"), str(ref.directory))
-        image = build_image(staged.skeleton, state_name(self._settings.state), platform.machine())
+        image = build_image(staged.skeleton, self._settings.state, platform.machine())
         self._have_image(api, image)
         request = create_request(spec, staged, image.identity, labels, userns_host=maps_ids(self._info))
         try:

@@ -5,7 +5,6 @@ Ours and only ours, by label; one object that can't be removed does not stop the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,17 +26,12 @@ BOOT_LABEL: Final = "forgeyard.boot"
 DIRECTORY_LABEL: Final = "forgeyard.directory"
 
 
-def state_name(state: str) -> str:
-    """A state directory as a label has it."""
-    return hashlib.sha256(state.encode()).hexdigest()[:32]
-
-
 def owner_labels(settings: DockerSettings, sandbox: str, directory: str) -> dict[str, str]:
     """Whose a container is."""
     return {
         SANDBOX_LABEL: sandbox,
         EXECUTOR_LABEL: settings.executor,
-        STATE_LABEL: state_name(settings.state),
+        STATE_LABEL: settings.state,
         BOOT_LABEL: boot_id(),
         DIRECTORY_LABEL: directory,
     }
@@ -45,7 +39,7 @@ def owner_labels(settings: DockerSettings, sandbox: str, directory: str) -> dict
 
 def owned_by(settings: DockerSettings) -> dict[str, Any]:
     """The filter for objects of one state directory."""
-    return {"label": [f"{STATE_LABEL}={state_name(settings.state)}"]}
+    return {"label": [f"{STATE_LABEL}={settings.state}"]}
 
 
 def sweep(api: APIClient, settings: DockerSettings, alive: Callable[[str], bool]) -> SweepReport:
