@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from forgeyard_host.links import NetState
 from forgeyard_model.errors import ForgeyardError
 from forgeyard_networks.topology import Fingerprint, Topology
 
-_NICE: Final = 15
+QUIET: Final = 0.5
+"""Seconds without a take before more are made: beside a job that starts, that would cost it more than it saves."""
 log: Final = logging.getLogger("forgeyard.networks")
 
 
@@ -47,6 +48,7 @@ class NetworkPool:
         self._ready: deque[tuple[Topology, Fingerprint]] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._taken = float("-inf")
         self._hits = self._misses = self._refused = 0
         self._thread = threading.Thread(target=self._fill, name="forgeyard-network-pool", daemon=True)
         if size:
@@ -60,6 +62,7 @@ class NetworkPool:
         while True:
             with self._changed:
                 found = self._ready.popleft() if self._ready else None
+                self._taken = time.monotonic()
                 self._changed.notify_all()
                 if found is None:
                     self._misses += 1
@@ -103,11 +106,11 @@ class NetworkPool:
         return _comparable(now) == _comparable(before)
 
     def _fill(self) -> None:
-        # For this thread alone, and what it starts: jobs come first, or making ahead would only make them slower.
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or len(self._ready) < self._size)
+                while not self._closing and (busy := self._taken + QUIET - time.monotonic()) > 0:
+                    self._changed.wait(busy)
                 if self._closing:
                     return
             try:

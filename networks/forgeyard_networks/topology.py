@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Final
 
 from forgeyard_host.links import FIRST_INDEX, Address, Bridge, Delete, Join, Links, NetState, Route, Up, Veth
-from forgeyard_host.netfilter import Flows
 from forgeyard_host.netns import NetNamespace, in_namespace, read_sysctls, set_sysctls
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_networks.ipam import MAX_MEMBERS, Block
@@ -34,6 +33,7 @@ _HOST_INDEX: Final = 0x40000000
 """The host's ends of uplinks have numbers that follow from their blocks, far above those that the kernel gives out:
 to ask for one would mean to list all links of the host for each attempt."""
 
+_FLOWS: Final = "net.netfilter.nf_conntrack_count"
 ROUTER_SYSCTLS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "net.ipv4.ip_forward": "1",
@@ -200,16 +200,20 @@ class Topology:
 
         :raises SandboxError: NETWORK_SETUP_FAILED.
         """
-        inner = Links.at(self.members[0].fd)
-        flows = Flows(self.router.fd)
-        try:
-            router = in_namespace(self.router.fd, lambda: read_sysctls(tuple(ROUTER_SYSCTLS)))
-            member = in_namespace(self.members[0].fd, lambda: read_sysctls(tuple(MEMBER_SYSCTLS)))
-            sysctls = (*sorted(router.items()), *sorted(member.items()))
-            return Fingerprint(self.links.dump(), inner.dump(), sysctls, len(flows.open()))
-        finally:
-            inner.close()
-            flows.close()
+
+        def member() -> tuple[NetState, dict[str, str]]:
+            inner = Links.at()
+            try:
+                return inner.dump(), read_sysctls(tuple(MEMBER_SYSCTLS))
+            finally:
+                inner.close()
+
+        # One thread for each namespace: a look may not cost more than what it saves.
+        found = in_namespace(self.router.fd, lambda: read_sysctls((*ROUTER_SYSCTLS, _FLOWS)))
+        flows = found.pop(_FLOWS)
+        state, sysctls = in_namespace(self.members[0].fd, member)
+        every = (*sorted(found.items()), *sorted(sysctls.items()))
+        return Fingerprint(self.links.dump(), state, every, int(flows or 0))
 
     def close(self) -> None:
         """Let go of everything; the kernel takes it down in its own time. Idempotent."""
