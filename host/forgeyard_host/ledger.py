@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from forgeyard_host.locks import is_locked
 from forgeyard_host.processes import boot_id, own_start_time
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, InvalidRequest
 from forgeyard_model.identity import SandboxId
@@ -231,13 +232,13 @@ class ExecutorLock:
     @staticmethod
     def held(state_dir: str, executor_id: str) -> bool:
         """Whether a living process has the lock of `executor_id`."""
-        return not _free(f"{state_dir}/executors/{executor_id}.lock")
+        return is_locked(f"{state_dir}/executors/{executor_id}.lock")
 
     @staticmethod
     def sweep(state_dir: str) -> None:
         """Remove the lock files of dead executors; call it when nothing of theirs is left to undo."""
         for path in Path(state_dir, "executors").glob("*.lock"):
-            if _free(str(path)):
+            if not is_locked(path):
                 path.unlink(missing_ok=True)
 
     def release(self) -> None:
@@ -246,18 +247,3 @@ class ExecutorLock:
         if fd >= 0:
             Path(self._path).unlink(missing_ok=True)
             os.close(fd)
-
-
-def _free(path: str) -> bool:
-    """Whether nobody holds the lock on `path`; an absent file is free."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True

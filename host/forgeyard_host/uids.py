@@ -8,7 +8,6 @@ the lock but leaves the text: such a range is not handed out again before the at
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -20,6 +19,7 @@ from typing import Any, Final
 from forgeyard_host.cgroups.attempt import AttemptCgroup
 from forgeyard_host.cgroups.detect import CgroupHost
 from forgeyard_host.failures import describe
+from forgeyard_host.locks import lock_alone
 from forgeyard_host.processes import boot_id
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 
@@ -102,7 +102,7 @@ class UidRanges:
             slot = (self._next + step) % self._slots
             if slot in self._used or self._overlaps(slot):
                 continue
-            fd = _locked(f"{self._lock_dir}/{slot}.lock")
+            fd = lock_alone(f"{self._lock_dir}/{slot}.lock")
             if fd is None:
                 continue
             if self._clean(slot, fd):
@@ -172,7 +172,7 @@ def clear_slot(lock_file: str, sandbox_id: str) -> bool:
     """
     if not Path(lock_file).exists():
         return True
-    fd = _locked(lock_file)
+    fd = lock_alone(lock_file)
     if fd is None:
         return False
     try:
@@ -182,17 +182,6 @@ def clear_slot(lock_file: str, sandbox_id: str) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-def _locked(path: str) -> int | None:
-    """The lock file, opened and locked; None when another has it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
 
 
 def _text(fd: int) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ so that when the process dies both go, and there is no lease that anybody would 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Final
 
+from forgeyard_host.locks import lock_alone
 from forgeyard_model.errors import InvalidRequest, SandboxError, SandboxErrorKind
 
 DEFAULT_RANGE: Final = "10.213.0.0/16"
@@ -135,19 +135,9 @@ class Blocks:
             network = IPv4Network((self.network.network_address + (number << (32 - _BLOCK)), _BLOCK))
             if number in self._held or any(route.overlaps(network) for route in self._routes):
                 continue
-            fd = _locked(f"{self._lock_dir}/{network.network_address}")
+            fd = lock_alone(f"{self._lock_dir}/{network.network_address}")
             if fd is not None:
                 self._held[number] = fd
                 self._next = number + 1
                 return Block(network, number)
         return None
-
-
-def _locked(path: str) -> int | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from forgeyard_host.children import wait_readable
+from forgeyard_host.processes import send_signal
 from forgeyard_model.capabilities import ExecutorCapabilities, ResourceControls
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
 from forgeyard_model.policy import IsolationLevel, NetworkMode
-from forgeyard_runtimes.commands import OUTPUT_LIMIT, CommandTimeout, Completed, run_command, wait_readable
+from forgeyard_runtimes.commands import OUTPUT_LIMIT, CommandTimeout, Completed, run_command
 from forgeyard_runtimes.contract import (
     Carrier,
     ContainerRef,
@@ -161,10 +163,7 @@ class CliRuntime:
 
     async def kill(self, ref: ContainerRef, pidfd: int) -> None:
         """SIGKILL PID 1 by its pidfd; already dead is what was wanted."""
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        send_signal(pidfd, signal.SIGKILL)
 
     async def remove(self, ref: ContainerRef) -> None:
         """For runc a directory is all there is, and ours to delete; others are asked."""
@@ -263,9 +262,7 @@ def _kill_at(pid_file: Path) -> None:
     except (FileNotFoundError, ValueError, ProcessLookupError):
         return
     try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        send_signal(pidfd, signal.SIGKILL)
     finally:
         os.close(pidfd)
 

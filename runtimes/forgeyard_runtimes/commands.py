@@ -1,21 +1,18 @@
 """Run one runtime command: posix_spawn, a pidfd in the event loop, output in a memfd that is read to a bound.
 
-asyncio's own subprocess support is not used: its watcher on 3.11 starts a thread per process, and pipes would
-wait for an end-of-file that a detached container, which inherits them, never gives.
+Pipes would wait for an end-of-file that a detached container, which inherits them, never gives.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from forgeyard_host.children import RESET_SIGNALS, wait_child
+
 OUTPUT_LIMIT: Final = 1 << 20
-_RESET: Final = [signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXFSZ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,10 @@ async def run_command(
     out = os.memfd_create("forgeyard-stdout", os.MFD_CLOEXEC)
     err = os.memfd_create("forgeyard-stderr", os.MFD_CLOEXEC)
     try:
-        code = await _wait(_spawn(argv, env, (out, err), netns), argv, deadline)
+        code = await wait_child(_spawn(argv, env, (out, err), netns), deadline)
         return Completed(tuple(argv), code, os.pread(out, OUTPUT_LIMIT, 0), os.pread(err, OUTPUT_LIMIT, 0))
+    except TimeoutError as error:
+        raise CommandTimeout(f"{' '.join(argv)} was killed after {deadline:g}s") from error
     finally:
         os.close(out)
         os.close(err)
@@ -66,7 +65,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], output: tuple[int, int],
     ]
 
     def spawn() -> int:
-        return os.posix_spawn(argv[0], list(argv), env, file_actions=actions, setpgroup=0, setsigdef=_RESET)
+        return os.posix_spawn(argv[0], list(argv), env, file_actions=actions, setpgroup=0, setsigdef=RESET_SIGNALS)
 
     if netns is None:
         return spawn()
@@ -77,37 +76,3 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], output: tuple[int, int],
         return in_namespace(fd, spawn)
     finally:
         os.close(fd)
-
-
-async def _wait(pid: int, argv: Sequence[str], deadline: float) -> int:
-    pidfd = os.pidfd_open(pid)
-    try:
-        async with asyncio.timeout(deadline):
-            await wait_readable(pidfd)
-    except BaseException as error:
-        # Also on cancellation: a runtime command must not outlive the call that knows of it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)  # noqa: ASYNC222  it was just killed
-        if isinstance(error, TimeoutError):
-            raise CommandTimeout(f"{' '.join(argv)} was killed after {deadline:g}s") from error
-        raise
-    finally:
-        os.close(pidfd)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])  # noqa: ASYNC222  its pidfd says it is dead
-
-
-async def wait_readable(fd: int) -> None:
-    """Until `fd` is readable; for a pidfd, until its process is dead."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _finish, done)
-    try:
-        await done
-    finally:
-        loop.remove_reader(fd)
-
-
-def _finish(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)

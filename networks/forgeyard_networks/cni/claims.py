@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from forgeyard_host.locks import is_locked
 from forgeyard_networks.cni.attachment import Attachment
 from forgeyard_networks.cni.failures import setup_failed
 
@@ -50,7 +51,7 @@ class Claims:
 
     def live(self, attachment: Attachment) -> bool:
         """Whether a living process, this one too, answers for it."""
-        return attachment in self._held or _is_locked(self._dir / attachment.key)
+        return attachment in self._held or is_locked(self._dir / attachment.key)
 
     def all_live(self, network: str) -> list[Attachment]:
         """Those on `network`, of every executor of this host."""
@@ -86,17 +87,3 @@ class Claims:
             os.close(fd)
             raise
         return fd
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

@@ -5,12 +5,13 @@ Apart from the rules themselves, so that a look at what a dead executor left cos
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import sys
 from pathlib import Path
 from typing import Final
+
+from forgeyard_host.locks import is_held
 
 HOST_RULES: Final = Path("/run/forgeyard/net")
 _SO_NETNS_COOKIE: Final = 71
@@ -49,9 +50,6 @@ def _text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(fd, 64).decode()
+        return os.read(fd, 64).decode() if is_held(fd) else None
     finally:
         os.close(fd)
-    return None

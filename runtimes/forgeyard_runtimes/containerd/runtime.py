@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
+from forgeyard_host.children import wait_readable
+from forgeyard_host.processes import send_signal
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
 from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
-from forgeyard_runtimes.commands import wait_readable
 from forgeyard_runtimes.containerd import calls, effective
 from forgeyard_runtimes.containerd.capabilities import NETWORK_JOIN, claims
 from forgeyard_runtimes.containerd.client import START_DEADLINE, Client
@@ -164,11 +165,7 @@ class ContainerdRuntime:
 
     async def kill(self, ref: ContainerRef, pidfd: int) -> None:
         """SIGKILL PID 1 by its pidfd. The daemon is asked to kill everything only if that does not do it."""
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        if not await _dead_within(pidfd, _KILL_PATIENCE):
+        if send_signal(pidfd, signal.SIGKILL) and not await _dead_within(pidfd, _KILL_PATIENCE):
             await kill_all(self.client, ref.container_id)
 
     async def remove(self, ref: ContainerRef) -> None:

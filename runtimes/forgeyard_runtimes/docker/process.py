@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from docker import APIClient
 
+from forgeyard_host.children import wait_readable
 from forgeyard_host.processes import process_facts
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
-from forgeyard_runtimes.commands import wait_readable
 from forgeyard_runtimes.docker.client import DockerClient
 
 _LAST_LOOK: Final = 5.0

@@ -17,11 +17,12 @@ from typing import Any, ClassVar, Final
 from docker import APIClient
 from docker.errors import NotFound
 
+from forgeyard_host.children import wait_readable
 from forgeyard_host.failures import cleanup_failed, describe
+from forgeyard_host.processes import send_signal
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
 from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
-from forgeyard_runtimes.commands import wait_readable
 from forgeyard_runtimes.contract import (
     Carrier,
     ContainerRef,
@@ -242,10 +243,7 @@ class DockerRuntime:
 
     async def kill(self, ref: ContainerRef, pidfd: int) -> None:
         """SIGKILL PID 1 by its pidfd, past the daemon; already dead is what was wanted."""
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        send_signal(pidfd, signal.SIGKILL)
 
     async def remove(self, ref: ContainerRef) -> None:
         """Remove the container with its anonymous volumes, and its staged mounts. Repeating it is no error.

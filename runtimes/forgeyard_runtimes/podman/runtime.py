@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from forgeyard_host.children import wait_readable
+from forgeyard_host.processes import send_signal
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, ForgeyardError, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
-from forgeyard_runtimes.commands import wait_readable
 from forgeyard_runtimes.contract import (
     Carrier,
     ContainerRef,
@@ -149,10 +150,7 @@ class PodmanRuntime:
 
     async def kill(self, ref: ContainerRef, pidfd: int) -> None:
         """SIGKILL PID 1 by its pidfd; already dead is what was wanted."""
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        send_signal(pidfd, signal.SIGKILL)
 
     async def remove(self, ref: ContainerRef) -> None:
         """Remove the container with its anonymous volumes, and its pod when it was the last in it.
