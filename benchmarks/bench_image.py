@@ -3,9 +3,9 @@
     python benchmarks/bench_image.py [--rounds 7] [--samples 40]
 
 Run as root on a machine that is otherwise quiet. The image has 200 MB in 10,000 files and four layers; it comes from a
-docker-registry on the loopback. Both sides run as commands of their own, start of the interpreter included, in turns,
-each with an empty store: ours is `forgeyard image pull`, theirs `skopeo copy` into a layout, then `umoci unpack`.
-Both leave a layout of verified blobs and the unpacked files; ours are on the disk for good, theirs in the page cache.
+docker-registry on the loopback. Both sides run as processes of their own, start of the interpreter included, in turns,
+each with an empty store: ours prepares the image as a job does, theirs is `skopeo copy` into a layout, then
+`umoci unpack`. Both leave a layout of verified blobs and the unpacked files, in the page cache.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ def settings(config: ExecutorConfig) -> Iterator[tuple[str, Any, str]]:
     yield "state_dir", config.state_dir, config.origin("state_dir")
     yield "runtime", config.runtime, config.origin("runtime")
     yield "minimum_isolation", config.minimum_isolation.value, config.origin("minimum_isolation")
+    yield "user_namespace", config.user_namespace.value, config.origin("user_namespace")
     yield "exact_limits", config.exact_limits, config.origin("exact_limits")
     for key in ("allowed_registries", "allowed_images"):
         rules = getattr(config, key)

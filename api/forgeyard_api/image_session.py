@@ -24,21 +24,20 @@ T = TypeVar("T")
 Work = Callable[[Images, "Budget"], T]
 
 
-def in_store(state_dir: Path | None, work: Work[T], *, seconds: float | None = None) -> T:
+def in_store(state_dir: Path | None, work: Work[T]) -> T:
     """What `work` returns, given the store of `state_dir` and a budget that a signal ends.
 
-    :param seconds: what it may take; None for no limit.
     :raises typer.Exit: with 128 and the signal's number.
     :raises ForgeyardError: what the store, a registry or the host refuse.
     """
-    return asyncio.run(_work(configured(state_dir), work, seconds))
+    return asyncio.run(_work(configured(state_dir), work))
 
 
-async def _work(config: ExecutorConfig, work: Work[T], seconds: float | None) -> T:
+async def _work(config: ExecutorConfig, work: Work[T]) -> T:
     paths = StatePaths.at(config.state_dir)
     paths.make()
     images = Images(paths, config)
-    task = asyncio.ensure_future(images.work(lambda budget: work(images, budget), seconds=seconds))
+    task = asyncio.ensure_future(images.work(lambda budget: work(images, budget)))
     received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:

@@ -27,7 +27,7 @@ def ps(state_dir: StateDir = None, as_json: Json = False) -> int:
 
     found = list_sandboxes(configured(state_dir).state_dir)
     if as_json:
-        typer.echo(json.dumps([asdict(item) for item in found], default=_json_value))
+        typer.echo(json.dumps([asdict(item) for item in found], default=json_value))
         return 0
     rows = [
         (item.sandbox_id, item.state, _named(item), item.attempt_id, age(item.started_at), str(item.pid or "-"))
@@ -102,5 +102,6 @@ def age(started: Any) -> str:
     return format_duration(max((datetime.now(UTC) - started).total_seconds(), 0.0))
 
 
-def _json_value(value: Any) -> str:
+def json_value(value: Any) -> str:
+    """A time, as JSON has it."""
     return str(value.isoformat())

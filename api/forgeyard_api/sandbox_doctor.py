@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from forgeyard_api.cli_flags import Runtime, StateDir
 from forgeyard_api.configured import configured
-from forgeyard_api.sandbox_commands import table
+from forgeyard_api.sandbox_commands import Json, json_value, table
 
 if TYPE_CHECKING:
     from forgeyard_executor.doctor import DoctorReport
     from forgeyard_model.capabilities import ExecutorCapabilities, Probe
+    from forgeyard_model.config import ExecutorConfig
 
-Json = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 FAILED: Final = 1
 _WHOLE: Final = 1000
 """Characters of a cell: a cure that is cut off cures nothing."""
@@ -38,9 +37,8 @@ def doctor(runtime: Runtime = None, state_dir: StateDir = None, as_json: Json = 
 
     from forgeyard_executor.doctor import examine
 
-    config = configured(state_dir, runtime)
-    report = asyncio.run(examine(Path(config.state_dir), config.runtime))
-    typer.echo(json.dumps(_report_data(report), default=_json_value) if as_json else _report_text(report))
+    report = asyncio.run(examine(configured(state_dir, runtime)))
+    typer.echo(json.dumps(_report_data(report), default=json_value) if as_json else _report_text(report))
     return 0 if report.healthy else FAILED
 
 
@@ -49,9 +47,8 @@ def capabilities(runtime: Runtime = None, state_dir: StateDir = None, as_json: J
     """Show what an executor claims on this host; each claim was probed just now."""
     import asyncio
 
-    config = configured(state_dir, runtime)
-    found = asyncio.run(_capabilities(Path(config.state_dir), config.runtime))
-    typer.echo(json.dumps(_plain(found), default=_json_value) if as_json else _claims_text(found))
+    found = asyncio.run(_capabilities(configured(state_dir, runtime)))
+    typer.echo(json.dumps(_plain(found), default=json_value) if as_json else _claims_text(found))
     return 0
 
 
@@ -62,8 +59,7 @@ def try_isolation(runtime: Runtime = None, state_dir: StateDir = None, as_json: 
 
     from forgeyard_executor.doctor import check_isolation_of
 
-    config = configured(state_dir, runtime)
-    checks = asyncio.run(check_isolation_of(Path(config.state_dir), config.runtime))
+    checks = asyncio.run(check_isolation_of(configured(state_dir, runtime)))
     held = sum(check.held for check in checks)
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in checks]))
@@ -74,10 +70,10 @@ def try_isolation(runtime: Runtime = None, state_dir: StateDir = None, as_json: 
     return 0 if held == len(checks) else FAILED
 
 
-async def _capabilities(state_dir: Path, runtime: str) -> ExecutorCapabilities:
+async def _capabilities(config: ExecutorConfig) -> ExecutorCapabilities:
     from forgeyard_executor import Executor
 
-    async with Executor.open(state_dir, runtime=runtime) as executor:
+    async with Executor.open(config=config) as executor:
         return await executor.capabilities(renew=True)
 
 
@@ -136,7 +132,3 @@ def _plain(found: ExecutorCapabilities) -> dict[str, Any]:
     for name in ("network_modes", "kinds"):
         values[name] = sorted(values[name])
     return values
-
-
-def _json_value(value: Any) -> str:
-    return str(value.isoformat())

@@ -166,13 +166,14 @@ class _Copy:
         facts = ((i.st_size, i.st_mtime_ns, i.st_ctime_ns, i.st_mode) for i in (info, old))
         if next(facts) != next(facts) or (old.st_uid, old.st_gid) != self.owners.stored(info):
             return False
-        self._grow(min(info.st_size, info.st_blocks * 512))
+        size = _data_size(info)
+        self._grow(size)
         try:
             os.link(name, name, src_dir_fd=previous, dst_dir_fd=target, follow_symlinks=False)
         except OSError as error:
             if error.errno != errno.EMLINK:
                 raise
-            self.bytes -= min(info.st_size, info.st_blocks * 512)
+            self.bytes -= size
             return False
         return True
 
@@ -187,7 +188,7 @@ class _Copy:
                 return
             if info.st_mode & (stat.S_ISUID | stat.S_ISGID):
                 self._note(path, "kept without its setuid and setgid bits")
-            self._grow(min(info.st_size, info.st_blocks * 512))
+            self._grow(_data_size(info))
             new = os.open(name, _NEW, 0o600, dir_fd=target)
             try:
                 _copy_data(fd, new, info.st_size)
@@ -215,6 +216,11 @@ class _Copy:
             self.notes.append(f"{path}: {what}")
         else:
             self.unnamed += 1
+
+
+def _data_size(info: os.stat_result) -> int:
+    """Bytes without holes."""
+    return min(info.st_size, info.st_blocks * 512)
 
 
 def _finish(fd: int, info: os.stat_result, owner: tuple[int, int]) -> None:

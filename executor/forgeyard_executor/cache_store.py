@@ -137,9 +137,8 @@ class SnapshotStore:
         :raises OSError: and then the one before stays.
         """
         (snapshot.path / _SNAPSHOT).write_text(json.dumps({"bytes": size}))
-        syncfs(
-            snapshot.fd, str(snapshot.path)
-        )  # or after a power cut the link could lead to files without their contents
+        # Or after a power cut the link could lead to files without their contents.
+        syncfs(snapshot.fd, str(snapshot.path))
         entry = self.entries / name.directory
         with self._locked():
             entry.mkdir(mode=0o700, exist_ok=True)

@@ -4,7 +4,7 @@ How an attempt uses them, in this order:
 
 1. ``leases = store.open(spec.caches, tenant=context.tenant, trusted=context.trusted)`` before planning
 2. ``parts = cache_requests(leases, user)``: joins the plan's binds, overlays, scratch and mounts
-3. ``make_mountpoints(leases, writable, (uid, gid))`` after the host's setup, before the container
+3. ``make_mountpoints(requests, writable, (uid, gid))`` after the host's setup, before the container
 4. ``lease.commit(left_in(lease, placed), ...)`` once the job's tree is dead and it succeeded, mounts still up;
    else ``lease.report("why not")``
 5. ``lease.close()`` after the mounts are gone

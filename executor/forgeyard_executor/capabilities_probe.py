@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from forgeyard_executor.capabilities import LIMITS, PROBE_NAME, reason_of
+from forgeyard_executor.member import attempt_group
 from forgeyard_executor.services import HostServices
 from forgeyard_host.cgroups import CgroupHost
 from forgeyard_host.failures import describe
@@ -167,7 +168,7 @@ def _limits(services: HostServices, cgroups: CgroupHost | None) -> tuple[Probe, 
 def _limits_once(services: HostServices, cgroups: CgroupHost) -> tuple[Probe, ...]:
     """With a ledger, as an attempt has one: should we be killed, the next executor ends what runs and removes it."""
     sandbox = SandboxId.mint()
-    group = f"/forgeyard/{services.executor_id}/{sandbox}"
+    group = attempt_group(services.executor_id, sandbox)
     ledger = Ledger.open(str(services.paths.root), sandbox, services.executor_id)
     try:
         ledger.intend("attempt", attempt=PROBE_NAME, name=PROBE_NAME)

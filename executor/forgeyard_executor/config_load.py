@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,7 +59,7 @@ class Layer:
     def problem(self, key: Key, value: str, cure: str) -> ConfigProblem:
         """A finding about `key`."""
         if self.toml is not None:
-            return ConfigProblem(self.toml.shown, self.toml.line(key), dotted(key), value, cure)
+            return _problem_in(self.toml, key, value, cure)
         return ConfigProblem(self.origin(key), 0, "", value, cure)
 
 
@@ -142,15 +143,17 @@ def _plain(part: str) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
+def _problem_in(toml: TomlFile, key: Key, value: str, cure: str) -> ConfigProblem:
+    return ConfigProblem(toml.shown, toml.line(key), dotted(key), value, cure)
+
+
 def _file_layer(toml: TomlFile | None, *, system: bool) -> Layer | None:
     if toml is None:
         return None
     from forgeyard_executor.config_check import check_values
     from forgeyard_model.config_file import SYSTEM_ONLY
 
-    def problem(key: Key, value: str, cure: str) -> ConfigProblem:
-        return ConfigProblem(toml.shown, toml.line(key), dotted(key), value, cure)
-
+    problem = partial(_problem_in, toml)
     file = check_values(toml.values, problem)
     if not system:
         named = [key for key in SYSTEM_ONLY if getattr(file, key) is not None]
@@ -221,7 +224,7 @@ class _Merging:
 
     def add(self, layer: Layer) -> None:
         file = layer.file
-        for name in ("state_dir", "runtime"):
+        for name in _PLAIN:
             self._replace(layer, name, getattr(file, name))
         self._isolation(layer, file.minimum_isolation)
         self._exactness(layer, file.exact_limits)

@@ -16,6 +16,7 @@ from forgeyard_host.probes_conditions import HostCondition, Status, host_conditi
 from forgeyard_host.probes_exposed import exposed_files
 from forgeyard_host.processes import process_facts
 from forgeyard_model.capabilities import ExecutorCapabilities, Feature
+from forgeyard_model.config import ExecutorConfig
 from forgeyard_model.errors import ForgeyardError
 from forgeyard_networks.probe import denied
 from forgeyard_process_shim.binary import shim_binary
@@ -51,16 +52,16 @@ class IsolationCheck:
     seen: str
 
 
-async def examine(state_dir: Path, runtime: str) -> DoctorReport:
+async def examine(config: ExecutorConfig) -> DoctorReport:
     """Look at the host and probe every feature; a few seconds, most of them for the files below /usr.
 
     Never raises for what is wrong with the host: that is what it reports.
     """
     exposed = asyncio.ensure_future(asyncio.to_thread(_exposed))
-    conditions = [*host_conditions(str(state_dir)), _shim(), _compiler()]
+    conditions = [*host_conditions(config.state_dir), _shim(), _compiler()]
     found = None
     try:
-        async with Executor.open(state_dir, runtime=runtime) as executor:
+        async with Executor.open(config=config) as executor:
             found = await executor.capabilities(renew=True)
         conditions.append(judge("executor", f"ready, with {found.runtime}"))
     except ForgeyardError as error:
@@ -69,12 +70,12 @@ async def examine(state_dir: Path, runtime: str) -> DoctorReport:
     return DoctorReport(found, (*conditions, *await exposed))
 
 
-async def check_isolation_of(state_dir: Path, runtime: str) -> tuple[IsolationCheck, ...]:
+async def check_isolation_of(config: ExecutorConfig) -> tuple[IsolationCheck, ...]:
     """Run a job that tries, harmlessly, what a sandbox has to prevent.
 
     :raises ForgeyardError: when there is no sandbox to try it in.
     """
-    async with Executor.open(state_dir, runtime=runtime) as executor:
+    async with Executor.open(config=config) as executor:
         sight = await executor.inspect_sandbox()
     if sight.error is not None:
         raise sight.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,6 +15,9 @@ _DEFAULTS: Final = {"PATH": DEFAULT_PATH, "TZ": "UTC", "LANG": "C.UTF-8", "CI": 
 # Kernel bounds (execve(2)): one string, and a quarter of the usual 8 MiB stack for all of them.
 STRING_LIMIT: Final = 32 * 4096 - 1
 TOTAL_LIMIT: Final = 2 * 1024 * 1024 - 8192
+_MOST_NAME: Final = 255
+_MOST_PATH: Final = 4000
+"""Bytes: PATH_MAX less room for the root that it is mounted below."""
 
 
 def step_environment(
@@ -61,6 +65,15 @@ def check_text(field: str, text: str) -> None:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise InvalidRequest(field, text, "holds half of a surrogate pair: write the character itself") from error
+
+
+def check_length(field: str, path: str) -> None:
+    """Refuse a path that is longer than Linux takes.
+
+    :raises InvalidRequest: names the field.
+    """
+    if len(os.fsencode(path)) > _MOST_PATH or any(len(os.fsencode(part)) > _MOST_NAME for part in path.split("/")):
+        raise InvalidRequest(field, path, "is longer than Linux takes; choose a shorter path")
 
 
 def _check_word(field: str, word: str) -> int:

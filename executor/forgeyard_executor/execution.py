@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forgeyard_executor.attempt import Attempt
 from forgeyard_executor.hints import privilege_hint
+from forgeyard_executor.member import DEATH_GRACE
 from forgeyard_executor.steps import ResolvedStep, resolve_step, should_run
 from forgeyard_executor.verdict import End, Verdict, deciding_step, judge
 from forgeyard_model.cache import CacheReport
@@ -42,8 +43,6 @@ SMALL_OUTPUT: Final = 1 << 20
 """Bytes. Deleting that little is quicker than handing it to a thread."""
 
 _HINT_BYTES: Final = 8192
-DEATH_GRACE: Final = 1.0
-"""Seconds between the death of PID 1 and giving up on its last report."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def limit_rows(request: ExecutionRequest, facts: HostFacts) -> Iterator[PlanRow]
     for name, field in _FIELDS.items():
         value = getattr(request.limits, name)
         watched = PROFILES[request.profile].disk_watched if name == "disk" and value is None else None
-        row = _above_maximum(name, field, value, facts) or (
+        row = above_maximum(name, field, value, facts) or (
             _row(name, field, value, facts) if watched is None else _watched(field, watched)
         )
         yield _lowered(row, name, value, facts)
@@ -51,7 +51,8 @@ def lowered_notes(request: ExecutionRequest, facts: HostFacts) -> tuple[str, ...
     return tuple(f"{row.field}: {row.note}" for row in rows if row.field in names and row.note)
 
 
-def _above_maximum(name: str, field: str, value: float | None, facts: HostFacts) -> PlanRow | None:
+def above_maximum(name: str, field: str, value: float | None, facts: HostFacts) -> PlanRow | None:
+    """The row of a limit, shown as `field`, that is above the configured maximum; None where it is not."""
     maximum = getattr(facts.config.maximum_limits, name)
     if maximum is None or (value is not None and value <= maximum):
         return None

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Final
 
-from forgeyard_executor.config_apply import turned_down
 from forgeyard_executor.config_load import shown_limit
 from forgeyard_executor.explain_facts import HostFacts
+from forgeyard_executor.explain_limits import above_maximum
+from forgeyard_executor.explain_rootfs import refused_image
 from forgeyard_model.capabilities import Feature
 from forgeyard_model.enforcement import Enforcement, PlanRow
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, InvalidRequest, SandboxErrorKind
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxErrorKind
 from forgeyard_model.limits import ResourceLimits
 from forgeyard_model.policy import NetworkMode
 from forgeyard_model.request import ExecutionRequest
@@ -84,11 +85,8 @@ def _service_image(service: ServiceSpec, facts: HostFacts) -> PlanRow:
     if image is None:
         by = "a container of its own on the host rootfs, on the job's network"
         return PlanRow(name, "host", Enforcement.ENFORCED, by, _limits(service))
-    if (refused := turned_down(image, facts.config)) is not None:
-        key, rule = refused
-        cure = f"use an image that {key} lets pass: {', '.join(rule.patterns) or 'none, only rootfs: host'}"
-        error = InvalidRequest(f"{name}.image", image, f"is not in {key} ({rule.origin}); {cure}")
-        return PlanRow(name, image, Enforcement.REFUSED, f"{key} ({rule.origin})", "no pattern fits", cure, error)
+    if (refused := refused_image(name, f"{name}.image", image, facts)) is not None:
+        return refused
     return PlanRow(name, image, Enforcement.ENFORCED, "a container of its own, on the job's network", _limits(service))
 
 
@@ -103,12 +101,7 @@ def _limits(service: ServiceSpec) -> str:
 
 def _above_maximum(service: ServiceSpec, facts: HostFacts) -> Iterator[PlanRow]:
     for item in fields(ResourceLimits):
-        maximum, value = getattr(facts.config.maximum_limits, item.name), getattr(service.limits, item.name)
-        if maximum is None or value is None or value <= maximum:
-            continue
-        field = f"services.{service.name}.resources.{item.name}"
-        origin = facts.config.origin(f"limits.maximum.{item.name}")
-        asked, shown = shown_limit(item.name, value), shown_limit(item.name, maximum)
-        error = InvalidRequest(field, asked, f"the maximum here is {shown} ({origin}): ask for that or less")
-        by, note = f"limits.maximum.{item.name} ({origin})", f"the maximum is {shown}"
-        yield PlanRow(field, asked, Enforcement.REFUSED, by, note, f"ask for {shown} or less", error)
+        value = getattr(service.limits, item.name)
+        row = above_maximum(item.name, f"services.{service.name}.resources.{item.name}", value, facts)
+        if value is not None and row is not None:
+            yield row

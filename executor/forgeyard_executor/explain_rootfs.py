@@ -38,17 +38,25 @@ def _host_rootfs(facts: HostFacts) -> PlanRow:
 
 def _image(request: ExecutionRequest, facts: HostFacts) -> PlanRow:
     image = request.spec.image or ""
-    refused = turned_down(image, facts.config)
+    refused = refused_image("image", "image", image, facts)
     if refused is not None:
-        key, rule = refused
-        cure = f"use an image that {key} lets pass: {', '.join(rule.patterns) or 'none, only rootfs: host'}"
-        error = InvalidRequest("image", image, f"is not in {key} ({rule.origin}); {cure}")
-        return PlanRow("image", image, Enforcement.REFUSED, f"{key} ({rule.origin})", "no pattern fits", cure, error)
+        return refused
     pinned = "@sha256:" in image
     by = "every blob is checked against its digest" if pinned else "the tag is resolved once, and recorded"
     if facts.rootfs:
         by += f": {facts.rootfs}"
     return PlanRow("image", image, Enforcement.ENFORCED, by)
+
+
+def refused_image(row: str, field: str, image: str, facts: HostFacts) -> PlanRow | None:
+    """The row `row` of an image that the configuration does not let pass; else None. `field`: for the error."""
+    found = turned_down(image, facts.config)
+    if found is None:
+        return None
+    key, rule = found
+    cure = f"use an image that {key} lets pass: {', '.join(rule.patterns) or 'none, only rootfs: host'}"
+    error = InvalidRequest(field, image, f"is not in {key} ({rule.origin}); {cure}")
+    return PlanRow(row, image, Enforcement.REFUSED, f"{key} ({rule.origin})", "no pattern fits", cure, error)
 
 
 def _source(mode: SourceMode, facts: HostFacts) -> PlanRow:

@@ -36,6 +36,8 @@ log: Final = logging.getLogger("forgeyard.executor")
 
 CLEANUP_DEADLINE: Final = 60.0
 """Seconds. Cleanup runs on a clock of its own, whatever ended the job."""
+DEATH_GRACE: Final = 1.0
+"""Seconds between the death of PID 1 and giving up on its last report."""
 
 T = TypeVar("T")
 Disk = SampledDisk | WatchedDisk

@@ -203,23 +203,34 @@ def put_files(top: Path, files: Mapping[str, str], user: JobUser, base: int) -> 
 
 
 def _put_file(top: int, path: str, text: str, owner: tuple[int, int]) -> None:
-    *parents, _ = path.split("/")
-    made = ""
-    for name in parents:
-        made = f"{made}/{name}".lstrip("/")
-        try:
-            os.mkdir(made, 0o755, dir_fd=top)
-        except FileExistsError:
-            continue
-        os.chown(made, *owner, dir_fd=top, follow_symlinks=False)
+    *parents, name = path.split("/")
+    directory = os.dup(top)
     try:
-        fd = open_beneath(top, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        for parent in parents:
+            above, directory = directory, _directory_in(directory, parent, owner)
+            os.close(above)
+        fd = open_beneath(directory, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ELOOP):
+        if error.errno in (errno.EEXIST, errno.ELOOP, errno.ENOTDIR):
             return
         raise
+    finally:
+        os.close(directory)
     try:
         os.write(fd, text.encode())
         os.fchown(fd, *owner)
     finally:
         os.close(fd)
+
+
+def _directory_in(above: int, name: str, owner: tuple[int, int]) -> int:
+    """The directory `name`, made if nothing is there. Opened one by one: making a path would follow links in it."""
+    made = True
+    try:
+        os.mkdir(name, 0o755, dir_fd=above)
+    except FileExistsError:
+        made = False
+    fd = open_beneath(above, name, os.O_RDONLY | os.O_DIRECTORY)
+    if made:
+        os.fchown(fd, *owner)
+    return fd

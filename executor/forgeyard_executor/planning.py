@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from forgeyard_executor.environment import HOME, check_text
+from forgeyard_executor.environment import HOME, check_length, check_text
 from forgeyard_executor.steps import ResolvedStep, default_workdir, resolve_step
 from forgeyard_host.operations import BindRequest, IdMapKind, OverlayRequest, RootDirectory, ScratchDir
 from forgeyard_model.capabilities import ExecutorKind
@@ -43,6 +42,8 @@ _WRITABLE: Final = (
     ("tmp", "/tmp", 0o1777),  # noqa: S108  inside the sandbox
     ("home", HOME, 0o755),
 )
+EXTRA_PLACES: Final = tuple((path.strip("/").replace("/", "-"), path, 0o1777) for path in EXTRA_WRITABLE)
+"""Slot, path and mode of what is writable on the host rootfs beside that."""
 CPU_TOPOLOGY: Final = "/sys/devices/system/cpu"
 NETWORK_FILES: Final[Mapping[str, str]] = {
     "control": "ctl",
@@ -193,8 +194,7 @@ def _container_plan(
 
 def _writable(rootfs: RootfsPlan) -> tuple[tuple[str, str, int], ...]:
     """On a read-only host rootfs also what programs expect to write to; an image brings its own."""
-    extra = EXTRA_WRITABLE if rootfs.kind is ExecutorKind.PROCESS else ()
-    return (*_WRITABLE, *((path.strip("/").replace("/", "-"), path, 0o1777) for path in extra))
+    return (*_WRITABLE, *EXTRA_PLACES) if rootfs.kind is ExecutorKind.PROCESS else _WRITABLE
 
 
 def _caches_outside(request: ExecutionRequest, rootfs: RootfsPlan) -> bool:
@@ -295,9 +295,6 @@ def root_mounts(rootfs: RootfsPlan, *, resolver: bool, hostname: bool) -> tuple[
     )
 
 
-_MOST_NAME: Final = 255
-_MOST_PATH: Final = 4000
-"""Bytes: PATH_MAX less room for the root that it is mounted below."""
 _RESERVED: Final = ("/proc", "/sys", "/dev", SHIM_DIR, "/etc", "/work/source")
 
 
@@ -309,10 +306,7 @@ def _check_destinations(paths: tuple[ApprovedHostPath, ...]) -> None:
             raise InvalidRequest("destination", where, "write an absolute path in the sandbox without '..'")
         if posixpath.normpath(where) != where or where.startswith("//"):
             raise InvalidRequest("destination", where, f"write it as {posixpath.normpath('/' + where.lstrip('/'))}")
-        if len(os.fsencode(where)) > _MOST_PATH or any(
-            len(os.fsencode(part)) > _MOST_NAME for part in where.split("/")
-        ):
-            raise InvalidRequest("destination", where, "is longer than Linux takes; choose a shorter path")
+        check_length("destination", where)
         if any(where == taken or where.startswith(taken + "/") for taken in _RESERVED):
             raise InvalidRequest("destination", where, "belongs to the sandbox itself; choose another path")
 

@@ -6,10 +6,7 @@ Job files and flags were checked where they were read. This is for what came fro
 
 from __future__ import annotations
 
-import os
-from typing import Final
-
-from forgeyard_executor.environment import check_text
+from forgeyard_executor.environment import check_length, check_text
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.job import Output, Timeouts
 from forgeyard_model.limits import ResourceLimits
@@ -17,9 +14,6 @@ from forgeyard_model.policy import FilesystemPolicy
 from forgeyard_model.request import ExecutionRequest
 from forgeyard_model.services import checked_services
 from forgeyard_model.units import MAX_SECONDS
-
-_MOST_NAME: Final = 255
-_MOST_PATH: Final = 4000
 
 
 def check_request(request: ExecutionRequest) -> None:
@@ -78,8 +72,7 @@ def _check_output(field: str, output: Output, seen: set[str]) -> None:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or not parts or ".." in parts:
         raise InvalidRequest(field, path, "write a path relative to /work/output, without '..'")
-    if len(os.fsencode(path)) > _MOST_PATH or any(len(os.fsencode(part)) > _MOST_NAME for part in parts):
-        raise InvalidRequest(field, path, "is longer than Linux takes; choose a shorter path")
+    check_length(field, path)
     name = "/".join(parts)
     if name in seen:
         raise InvalidRequest(field, path, "stands twice in outputs: keep one")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Final
 
-from forgeyard_executor.member import Member
+from forgeyard_executor.member import DEATH_GRACE, Member
 from forgeyard_executor.steps import exec_failure
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_model.plan import ImageHealthcheck
@@ -17,10 +16,9 @@ from forgeyard_model.units import format_size
 from forgeyard_process_shim.channel import ShimDied
 from forgeyard_process_shim.protocol import BackgroundExited, NoExec, StepCommand
 from forgeyard_services.contract import ProbeOutcome, ServiceEnd
+from forgeyard_services.shim_probe import probe_in
 
 _MAIN: Final = 1
-DEATH_GRACE: Final = 1.0
-"""Seconds between the death of PID 1 and giving up on its last report."""
 
 Connect = Callable[[int, float], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 """To a port, within so many seconds, from the job's network."""
@@ -97,14 +95,7 @@ class ServiceContainer:
         resolved = self.member.blueprint.planned.steps[0]
         self._last_id += 1
         command = StepCommand(self._last_id, argv, resolved.env, resolved.workdir)
-        try:
-            found = await self.member.channel.run_probe(command, timeout=seconds)
-        except ShimDied as error:
-            return ProbeOutcome(None, error=str(error))
-        if isinstance(found.end, NoExec):
-            return ProbeOutcome(None, error=f"{argv[0]}: {os.strerror(found.end.errno)}")
-        exited = ProcessExit.from_wait_status(found.end.status)
-        return ProbeOutcome(exited, found.output, timed_out=found.timed_out)
+        return await probe_in(self.member.channel, command, seconds)
 
     async def connect(self, port: int, seconds: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a port of it."""

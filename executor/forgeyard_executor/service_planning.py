@@ -14,6 +14,7 @@ from forgeyard_executor.environment import DEFAULT_PATH, check_arguments, step_e
 from forgeyard_executor.environment import HOME as JOB_HOME
 from forgeyard_executor.planning import (
     CPU_TOPOLOGY,
+    EXTRA_PLACES,
     NETWORK_FILES,
     SHIM_ENV,
     Planned,
@@ -34,7 +35,6 @@ from forgeyard_model.policy import ROOT_IN_USERNS_CAPABILITIES, IsolationLevel
 from forgeyard_model.request import ExecutionRequest
 from forgeyard_model.services import ServiceSpec
 from forgeyard_oci.image_argv import image_argv
-from forgeyard_process_shim.hostroot import EXTRA_WRITABLE
 
 _OPEN: Final = 0o1777
 _HOST_WRITABLE: Final = (("tmp", "/tmp", _OPEN), ("home", JOB_HOME, 0o755))  # noqa: S108  inside the sandbox
@@ -146,10 +146,7 @@ def _places(service: ServiceSpec, request: ExecutionRequest, rootfs: RootfsPlan,
         mounts.append(PlanMount(path, MountKind.BIND, slot, read_only=False))
 
     if rootfs.kind is ExecutorKind.PROCESS:
-        for slot, path, mode in (
-            *_HOST_WRITABLE,
-            *((path.strip("/").replace("/", "-"), path, _OPEN) for path in EXTRA_WRITABLE),
-        ):
+        for slot, path, mode in (*_HOST_WRITABLE, *EXTRA_PLACES):
             writable(slot, path, mode)
     for number, path in enumerate(map(normpath, service.volumes)):
         if rootfs.kind is ExecutorKind.PROCESS:

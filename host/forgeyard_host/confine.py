@@ -26,9 +26,6 @@ _CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWUTS: Final = 0x04000000
 _CLONE_NEWIPC: Final = 0x08000000
 _CLONE_NEWNET: Final = 0x40000000
-_MS_RDONLY: Final = 1
-_MS_NOEXEC: Final = 8
-_MS_REC: Final = 1 << 14
 
 _PR_SET_DUMPABLE: Final = 4
 _PR_CAPBSET_DROP: Final = 24
@@ -126,9 +123,7 @@ def detached_copy(fd: int, shown: str, *, read_only: bool) -> int:
 
 
 def _call(name: str, *arguments: int) -> None:
-    if getattr(_LIBC, name)(*(ctypes.c_ulong(value) for value in arguments)) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), name)
+    syscalls.checked(getattr(_LIBC, name)(*(ctypes.c_ulong(value) for value in arguments)), name)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -137,15 +132,13 @@ def _prctl(option: int, value: int) -> None:
 
 def _empty_root() -> None:
     """Put an empty, read-only tmpfs in the root's place, and let go of the old one."""
-    syscalls.mount("none", "/", "none", syscalls.MS_PRIVATE | _MS_REC)
-    flags = _MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | _MS_NOEXEC
+    syscalls.mount("none", "/", "none", syscalls.MS_PRIVATE | syscalls.MS_REC)
+    flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     # /proc is there wherever the executor runs, and nobody else sees this namespace.
     syscalls.mount("forgeyard", "/proc", "tmpfs", flags, "mode=0555,size=4k,nr_inodes=4")
     os.chdir("/proc")
     # The old root lands on top of the new one, where the next call removes it.
-    if _LIBC.pivot_root(b".", b".") != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "pivot_root")
+    syscalls.checked(_LIBC.pivot_root(b".", b"."), "pivot_root")
     syscalls.umount(".")
     os.chdir("/")
 
@@ -162,9 +155,7 @@ def _drop_privileges(kept: Iterable[Capability]) -> None:
     mask = sum(1 << capability for capability in kept)
     low = _CapData(mask, mask, 0)
     data = (_CapData * 2)(low, _CapData(0, 0, 0))
-    if _LIBC.capset(ctypes.byref(_CapHeader(_CAPABILITY_VERSION, 0)), data) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "capset")
+    syscalls.checked(_LIBC.capset(ctypes.byref(_CapHeader(_CAPABILITY_VERSION, 0)), data), "capset")
 
 
 def _drop_bounding(kept: Iterable[Capability]) -> None:

@@ -66,17 +66,15 @@ class DiskMaker:
         except (OSError, subprocess.CalledProcessError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _no_space(image, limit, error) from error
-            details = describe(error) if isinstance(error, OSError) else _last_line(error)
-            too_large = isinstance(error, OSError) and error.errno == errno.EFBIG
-            cure = "ask for a smaller disk, or put the state directory on a larger file system"
+            cure = "install e2fsprogs and make /dev/loop-control available, or set no limit"
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                cure = "ask for a smaller disk, or put the state directory on a larger file system"
             raise SandboxError(
                 SandboxErrorKind.RESOURCE_LIMIT_FAILED,
                 "no_bounded_disk",
                 "cannot make a disk of limited size",
-                details=details,
-                resolution=cure
-                if too_large
-                else "install e2fsprogs and make /dev/loop-control available, or set no limit",
+                details=describe(error) if isinstance(error, OSError) else _last_line(error),
+                resolution=cure,
             ) from error
         return reserved
 

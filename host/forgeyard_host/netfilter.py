@@ -20,14 +20,11 @@ from forgeyard_host.netns import in_namespace
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 
 _CONNTRACK, _LOG, _IPSET = 1, 4, 6
-_ERROR, _DONE = 2, 3
 _NETLINK_NETFILTER: Final = 12
-_SOL_NETLINK, _ADD_MEMBERSHIP, _NO_ENOBUFS = 270, 1, 5
-_HEADER: Final = struct.Struct("=IHHII")
-_BUFFER: Final = 256 << 10
+_ADD_MEMBERSHIP, _NO_ENOBUFS = 1, 5
 _BIG_ENDIAN: Final = 0x4000
 
-PROTOCOLS: Final = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6", 132: "sctp"}
+_PROTOCOLS: Final = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6", 132: "sctp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class _Socket:
     def send(self, kind: int, flags: int, family: int, group: int, body: bytes) -> None:
         self.sequence += 1
         body = struct.pack(">BBH", family, 0, group) + body
-        frame = _HEADER.pack(_HEADER.size + len(body), kind, nl.REQUEST | flags, self.sequence, 0) + body
+        frame = nl.HEADER.pack(nl.HEADER.size + len(body), kind, nl.REQUEST | flags, self.sequence, 0) + body
         self.socket.send(frame)
 
     def ask(self, kind: int, flags: int, family: int, group: int, body: bytes) -> None:
@@ -74,11 +71,10 @@ class _Socket:
         """
         self.send(kind, nl.ACK | flags, family, group, body)
         while True:
-            for number, data, sequence in _messages(self.socket.recv(_BUFFER)):
-                if number == _ERROR and sequence == self.sequence:
-                    code = -int(struct.unpack_from("=i", data)[0])
-                    if code:
-                        raise OSError(code, os.strerror(code))
+            for number, data, sequence in _messages(self.socket.recv(nl.BUFFER)):
+                if number == nl.ERROR and sequence == self.sequence:
+                    if nl.error_code(data):
+                        raise _refusal(data)
                     return
 
 
@@ -98,7 +94,7 @@ class PacketLog:
         except OSError as error:
             raise _failed("log packets (NFLOG)", error, "nfnetlink_log") from error
         # A burst may lose records; it must never turn into an error that ends the log.
-        self._netlink.socket.setsockopt(_SOL_NETLINK, _NO_ENOBUFS, 1)
+        self._netlink.socket.setsockopt(nl.SOL_NETLINK, _NO_ENOBUFS, 1)
         self._netlink.socket.setblocking(False)
 
     def fileno(self) -> int:
@@ -112,7 +108,7 @@ class PacketLog:
     def read(self) -> list[LoggedPacket]:
         """What has come; empty when nothing has."""
         try:
-            data = self._netlink.socket.recv(_BUFFER)
+            data = self._netlink.socket.recv(nl.BUFFER)
         except BlockingIOError:
             return []
         return [packet for kind, body, _ in _messages(data) if kind == _LOG << 8 and (packet := _packet(body))]
@@ -128,8 +124,8 @@ class Flows:
         try:
             self._asked = _Socket(fd)
             self._ended = _Socket(fd)
-            self._ended.socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, 3)  # NFNLGRP_CONNTRACK_DESTROY
-            self._ended.socket.setsockopt(_SOL_NETLINK, _NO_ENOBUFS, 1)
+            self._ended.socket.setsockopt(nl.SOL_NETLINK, _ADD_MEMBERSHIP, 3)  # NFNLGRP_CONNTRACK_DESTROY
+            self._ended.socket.setsockopt(nl.SOL_NETLINK, _NO_ENOBUFS, 1)
             self._ended.socket.setblocking(False)
         except OSError as error:
             raise _failed("follow connections (conntrack)", error, "nf_conntrack_netlink") from error
@@ -148,7 +144,7 @@ class Flows:
         found: list[Flow] = []
         while True:
             try:
-                data = self._ended.socket.recv(_BUFFER)
+                data = self._ended.socket.recv(nl.BUFFER)
             except BlockingIOError:
                 return found
             found.extend(flow for _, body, _ in _messages(data) if (flow := _flow(body)))
@@ -162,10 +158,10 @@ class Flows:
         try:
             self._asked.send(_CONNTRACK << 8 | 1, nl.DUMP, socket.AF_UNSPEC, 0, b"")
             while True:
-                for kind, body, _ in _messages(self._asked.socket.recv(_BUFFER)):
-                    if kind == _DONE:
+                for kind, body, _ in _messages(self._asked.socket.recv(nl.BUFFER)):
+                    if kind == nl.DONE:
                         return found
-                    if kind == _ERROR:
+                    if kind == nl.ERROR:
                         raise _refusal(body)
                     if flow := _flow(body):
                         found.append(flow)
@@ -231,14 +227,8 @@ def _open() -> socket.socket:
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes, int]]:
     """Type, body (past nfgenmsg for what is not netlink's own) and sequence of each."""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        size, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
-        if size < _HEADER.size:
-            return
-        start = at + _HEADER.size + (4 if kind > 0xFF else 0)
-        yield kind, data[start : at + size], sequence
-        at += (size + 3) & ~3
+    for kind, body, sequence in nl.messages_in(data):
+        yield kind, body[4:] if kind > 0xFF else body, sequence
 
 
 def _packet(body: bytes) -> LoggedPacket | None:
@@ -279,12 +269,12 @@ def _flow(body: bytes) -> Flow | None:
 
 
 def _refusal(body: bytes) -> OSError:
-    code = -int(struct.unpack_from("=i", body)[0])
+    code = nl.error_code(body)
     return OSError(code, os.strerror(code))
 
 
 def _protocol(number: int) -> str:
-    return PROTOCOLS.get(number, str(number))
+    return _PROTOCOLS.get(number, str(number))
 
 
 def _failed(what: str, error: OSError, module: str) -> SandboxError:

@@ -20,12 +20,12 @@ GETNEIGH = 30
 GETRULE = 34
 
 REQUEST, ACK, DUMP, EXCLUSIVE, CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
-_ERROR, _DONE = 2, 3
+ERROR, DONE = 2, 3
 _NESTED: Final = 0x8000
 _TYPE_MASK: Final = 0x3FFF
-_HEADER: Final = struct.Struct("=IHHII")
-_BUFFER: Final = 256 << 10
-_SOL_NETLINK: Final = 270
+HEADER: Final = struct.Struct("=IHHII")
+BUFFER: Final = 256 << 10
+SOL_NETLINK: Final = 270
 _NETLINK_GET_STRICT_CHK: Final = 12
 
 
@@ -62,6 +62,22 @@ def attributes(data: bytes) -> dict[int, bytes]:
     return found
 
 
+def messages_in(data: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """Type, body and sequence of each message."""
+    at = 0
+    while at + HEADER.size <= len(data):
+        size, kind, _, sequence, _ = HEADER.unpack_from(data, at)
+        if size < HEADER.size:
+            return
+        yield kind, data[at + HEADER.size : at + size], sequence
+        at += (size + 3) & ~3
+
+
+def error_code(body: bytes) -> int:
+    """The errno of an ERROR message; 0 for one that only acknowledges."""
+    return -int(struct.unpack_from("=i", body)[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One request: its type, what it is for in words, flags beside REQUEST, and its body."""
@@ -80,7 +96,7 @@ class NetlinkSocket:
         self._sequence = 0
         try:
             # Filters of a dump are honoured, instead of being passed over without a word.
-            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
+            self._socket.setsockopt(SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
             self._socket.bind((0, 0))
         except OSError:
             self._socket.close()
@@ -113,32 +129,24 @@ class NetlinkSocket:
         self._socket.send(self._frame(kind, REQUEST | DUMP, body))
         found: list[bytes] = []
         while True:
-            for number_, data, sequence in _messages(self._socket.recv(_BUFFER)):
+            for number_, data, sequence in messages_in(self._socket.recv(BUFFER)):
                 if sequence != self._sequence:
                     continue
-                if number_ == _DONE:
+                if number_ == DONE:
                     return found
-                if number_ == _ERROR:
-                    code = -int(struct.unpack_from("=i", data)[0])
+                if number_ == ERROR:
+                    code = error_code(data)
                     raise OSError(code, os.strerror(code), "netlink dump")
                 found.append(data)
 
     def _frame(self, kind: int, flags: int, body: bytes) -> bytes:
         self._sequence += 1
-        return _HEADER.pack(_HEADER.size + len(body), kind, flags, self._sequence, 0) + body + b"\0" * (-len(body) % 4)
+        return HEADER.pack(HEADER.size + len(body), kind, flags, self._sequence, 0) + body + b"\0" * (-len(body) % 4)
 
     def _acks(self, count: int) -> Iterator[tuple[int, int]]:
         seen = 0
         while seen < count:
-            for kind, data, sequence in _messages(self._socket.recv(_BUFFER)):
-                if kind == _ERROR and self._sequence - count < sequence <= self._sequence:
+            for kind, data, sequence in messages_in(self._socket.recv(BUFFER)):
+                if kind == ERROR and self._sequence - count < sequence <= self._sequence:
                     seen += 1
-                    yield sequence, -int(struct.unpack_from("=i", data)[0])
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, bytes, int]]:
-    at = 0
-    while at + _HEADER.size <= len(data):
-        size, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
-        yield kind, data[at + _HEADER.size : at + size], sequence
-        at += (size + 3) & ~3
+                    yield sequence, error_code(data)

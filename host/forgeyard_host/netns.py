@@ -26,7 +26,6 @@ T = TypeVar("T")
 
 _CLONE_NEWNET: Final = 0x40000000
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_MS_BIND: Final = 4096
 _OWN: Final = Path("/proc/self/ns/net")  # every namespace file has the device number of the one nsfs
 _SIOCGIFFLAGS: Final = 0x8913
 _SIOCSIFFLAGS: Final = 0x8914
@@ -74,7 +73,7 @@ def new_namespace_and(act: Callable[[], T], sysctls: Mapping[str, str] | None = 
     """
 
     def make() -> tuple[int, T]:
-        _checked(_LIBC.unshare(_CLONE_NEWNET), "unshare")
+        syscalls.checked(_LIBC.unshare(_CLONE_NEWNET), "unshare")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
             _raise_loopback(control)
         set_sysctls(sysctls or {})
@@ -112,7 +111,7 @@ def in_namespace(fd: int, act: Callable[[], T]) -> T:
     """
 
     def enter() -> T:
-        _checked(_LIBC.setns(fd, _CLONE_NEWNET), "setns")
+        syscalls.checked(_LIBC.setns(fd, _CLONE_NEWNET), "setns")
         return act()
 
     return _in_thread(enter, "work in a network namespace")
@@ -192,7 +191,7 @@ def pin(namespace: NetNamespace, path: Path) -> None:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
         try:
-            syscalls.mount(namespace.path, str(path), "none", _MS_BIND)
+            syscalls.mount(namespace.path, str(path), "none", syscalls.MS_BIND)
         except OSError:
             path.unlink()
             raise
@@ -270,12 +269,6 @@ def _in_thread(act: Callable[[], T], what: str) -> T:
             raise _failed(what, failed[0]) from failed[0]
         raise failed[0]
     return done[0]
-
-
-def _checked(result: int, name: str) -> None:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), name)
 
 
 def _failed(what: str, error: OSError) -> SandboxError:

@@ -68,8 +68,13 @@ def _root() -> HostCondition:
     return judge("root", f"uid {uid}", problem="" if uid == 0 else "run as root; the jobs themselves never are")
 
 
+def _nearest(state_dir: str) -> Path:
+    """The directory itself, or what is there of its ancestors."""
+    return next(path for path in (Path(state_dir), *Path(state_dir).parents) if path.exists())
+
+
 def _state_directory(state_dir: str) -> HostCondition:
-    there = next(path for path in (Path(state_dir), *Path(state_dir).parents) if path.exists())
+    there = _nearest(state_dir)
     try:
         check_searchable(str(there))
     except SandboxError as error:
@@ -78,7 +83,7 @@ def _state_directory(state_dir: str) -> HostCondition:
 
 
 def _free_disk(state_dir: str) -> HostCondition:
-    there = next(path for path in (Path(state_dir), *Path(state_dir).parents) if path.exists())
+    there = _nearest(state_dir)
     facts = os.statvfs(there)
     free = facts.f_bavail * facts.f_frsize // _MIB
     no_inodes = facts.f_files > 0 and facts.f_favail < 10_000

@@ -12,6 +12,8 @@ import os
 import struct
 from typing import Final
 
+from forgeyard_host import syscalls
+
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_SECCOMP: Final = 22
 _MODE_FILTER: Final = 2
@@ -112,9 +114,7 @@ def install_filter() -> None:
     program = _program(*known)
     block = _Program(len(program) // 8, program)
     arguments = (ctypes.c_ulong(_MODE_FILTER), ctypes.byref(block), ctypes.c_ulong(0), ctypes.c_ulong(0))
-    if _LIBC.prctl(ctypes.c_int(_PR_SET_SECCOMP), *arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "seccomp")
+    syscalls.checked(_LIBC.prctl(ctypes.c_int(_PR_SET_SECCOMP), *arguments), "seccomp")
 
 
 def _program(column: int, architecture: int) -> bytes:

@@ -40,9 +40,13 @@ MOUNT_ATTR_NODEV: Final = 0x4
 MOUNT_ATTR_NOEXEC: Final = 0x8
 MOUNT_ATTR_IDMAP: Final = 0x100000
 
+MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
 MS_NOATIME: Final = 1024
+MS_BIND: Final = 4096
+MS_REC: Final = 1 << 14
 MS_PRIVATE: Final = 1 << 18
 
 MNT_DETACH: Final = 2
@@ -66,7 +70,11 @@ class _MountAttr(ctypes.Structure):
     )
 
 
-def _checked(result: int, path: str) -> int:
+def checked(result: int, path: str) -> int:
+    """`result` of a call of the C library.
+
+    :raises OSError: when it is negative; `path` says of what.
+    """
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
@@ -82,7 +90,7 @@ def openat2(dirfd: int, path: str, flags: int, resolve: int, mode: int = 0) -> i
     """openat2(2). The new fd is close-on-exec."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     size = _int(ctypes.sizeof(how))
-    return _checked(
+    return checked(
         _LIBC.syscall(_int(_OPENAT2), _int(dirfd), os.fsencode(path), ctypes.byref(how), size),
         path,
     )
@@ -91,7 +99,7 @@ def openat2(dirfd: int, path: str, flags: int, resolve: int, mode: int = 0) -> i
 def clone_tree(fd: int, shown: str) -> int:
     """A detached mount of what `fd` refers to, without the mounts below it (open_tree(2))."""
     flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | os.O_CLOEXEC
-    return _checked(_LIBC.syscall(_int(_OPEN_TREE), _int(fd), b"", _int(flags)), shown)
+    return checked(_LIBC.syscall(_int(_OPEN_TREE), _int(fd), b"", _int(flags)), shown)
 
 
 def mount_setattr(
@@ -101,7 +109,7 @@ def mount_setattr(
     attr = _MountAttr(attr_set, 0, propagation, userns_fd)
     flags = 0 if path else AT_EMPTY_PATH
     size = _int(ctypes.sizeof(attr))
-    _checked(
+    checked(
         _LIBC.syscall(_int(_MOUNT_SETATTR), _int(dirfd), os.fsencode(path), _int(flags), ctypes.byref(attr), size),
         shown or path,
     )
@@ -109,7 +117,7 @@ def mount_setattr(
 
 def move_mount(mount_fd: int, dirfd: int, path: str) -> None:
     """Attach the detached mount `mount_fd` at `path` below `dirfd`; symlinks in the last component are not followed."""
-    _checked(
+    checked(
         _LIBC.syscall(
             _int(_MOVE_MOUNT), _int(mount_fd), b"", _int(dirfd), os.fsencode(path), _int(MOVE_MOUNT_F_EMPTY_PATH)
         ),
@@ -119,12 +127,12 @@ def move_mount(mount_fd: int, dirfd: int, path: str) -> None:
 
 def fsopen(filesystem: str) -> int:
     """A configuration context of fsopen(2) for `filesystem`."""
-    return _checked(_LIBC.syscall(_int(_FSOPEN), filesystem.encode(), _int(1)), filesystem)  # 1: close-on-exec
+    return checked(_LIBC.syscall(_int(_FSOPEN), filesystem.encode(), _int(1)), filesystem)  # 1: close-on-exec
 
 
 def fsconfig_string(fd: int, key: str, value: str) -> None:
     """Set a parameter. The kernel takes up to 255 bytes per value and refuses more."""
-    _checked(
+    checked(
         _LIBC.syscall(_int(_FSCONFIG), _int(fd), _int(_FSCONFIG_SET_STRING), key.encode(), os.fsencode(value), _int(0)),
         f"{key}={value}",
     )
@@ -132,13 +140,13 @@ def fsconfig_string(fd: int, key: str, value: str) -> None:
 
 def fsconfig_flag(fd: int, key: str) -> None:
     """Set a parameter that has no value."""
-    _checked(_LIBC.syscall(_int(_FSCONFIG), _int(fd), _int(_FSCONFIG_SET_FLAG), key.encode(), None, _int(0)), key)
+    checked(_LIBC.syscall(_int(_FSCONFIG), _int(fd), _int(_FSCONFIG_SET_FLAG), key.encode(), None, _int(0)), key)
 
 
 def fsmount(fd: int, attributes: int, shown: str) -> int:
     """Create the filesystem that `fd` configures; a detached mount with `attributes` of it."""
-    _checked(_LIBC.syscall(_int(_FSCONFIG), _int(fd), _int(_FSCONFIG_CMD_CREATE), None, None, _int(0)), shown)
-    return _checked(_LIBC.syscall(_int(_FSMOUNT), _int(fd), _int(1), _int(attributes)), shown)
+    checked(_LIBC.syscall(_int(_FSCONFIG), _int(fd), _int(_FSCONFIG_CMD_CREATE), None, None, _int(0)), shown)
+    return checked(_LIBC.syscall(_int(_FSMOUNT), _int(fd), _int(1), _int(attributes)), shown)
 
 
 def mount(source: str, target: str, filesystem: str, flags: int, data: str = "") -> None:
@@ -146,7 +154,7 @@ def mount(source: str, target: str, filesystem: str, flags: int, data: str = "")
     raw = os.fsencode(data)
     if len(raw) >= os.sysconf("SC_PAGE_SIZE"):
         raise OSError(7, "mount options exceed one page", target)  # E2BIG
-    _checked(
+    checked(
         _LIBC.mount(os.fsencode(source), os.fsencode(target), filesystem.encode(), ctypes.c_ulong(flags), raw),
         target,
     )
@@ -154,24 +162,24 @@ def mount(source: str, target: str, filesystem: str, flags: int, data: str = "")
 
 def umount(target: str) -> None:
     """Detach the topmost mount at `target` and everything below it; a symlink is not followed."""
-    _checked(_LIBC.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW), target)
+    checked(_LIBC.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW), target)
 
 
 def reserve(fd: int, size: int, shown: str) -> None:
     """Set `size` bytes of the disk aside for a file (fallocate(2)). Unlike posix_fallocate(3) it never writes zeros:
     a filesystem that can't do it says EOPNOTSUPP."""
     result = _LIBC.fallocate(ctypes.c_int(fd), ctypes.c_int(0), ctypes.c_int64(0), ctypes.c_int64(size))
-    _checked(result, shown)
+    checked(result, shown)
 
 
 def project_quota_format(fd: int, shown: str) -> int:
     """The format of the project quota on the filesystem of `fd` (quotactl_fd(2), Q_GETFMT); an error when it is off."""
     command = 0x800004 << 8 | 2  # Q_GETFMT of PRJQUOTA
     answer = ctypes.c_uint32()
-    _checked(_LIBC.syscall(_int(_QUOTACTL_FD), _int(fd), _int(command), _int(0), ctypes.byref(answer)), shown)
+    checked(_LIBC.syscall(_int(_QUOTACTL_FD), _int(fd), _int(command), _int(0), ctypes.byref(answer)), shown)
     return answer.value
 
 
 def syncfs(fd: int, shown: str) -> None:
     """Write everything that the filesystem of `fd` has in memory to its disk, and wait for it (syncfs(2))."""
-    _checked(_LIBC.syncfs(fd), shown)
+    checked(_LIBC.syncfs(fd), shown)

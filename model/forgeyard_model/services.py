@@ -315,9 +315,10 @@ def _check_graph(services: tuple[ServiceSpec, ...], field: str) -> None:
         for other in service.depends_on:
             if other not in names:
                 raise InvalidRequest(f"{field}.{service.name}.depends_on", other, "no service has this name")
+    completed = completed_ones(services)
     for service in services:
         # Ended by exit 0 is what it has to show; a probe would race with that.
-        if service.name in completed_ones(services) and service.health is not None and service.health.probe is not None:
+        if service.name in completed and service.health is not None and service.health.probe is not None:
             cure = "a service that has to exit 0 is not probed: take health out"
             raise InvalidRequest(f"{field}.{service.name}.health", service.health.probe, cure)
     if cycle := find_cycle({service.name: service.depends_on for service in services}):

@@ -1,1 +1,1 @@
-"""Networks of an attempt. Today: no outside at all, or the host network itself where a profile allows it."""
+"""Networks of attempts: our own, each behind a router where its policy is enforced, or an operator's by CNI."""

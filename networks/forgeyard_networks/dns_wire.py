@@ -105,9 +105,8 @@ def parse(packet: bytes) -> Question:
         raise Malformed("short question", refusal)
     kind, klass = _FIXED.unpack_from(packet, end)
     end += 4
-    question = Question(identifier, bool(flags & 0x0100), name, kind, packet[_HEADER.size : end], None)
     edns, version = _edns(packet, end, refusal) if additional else (None, 0)
-    question = Question(question.id, question.recursion, name, kind, question.wire, edns)
+    question = Question(identifier, bool(flags & 0x0100), name, kind, packet[_HEADER.size : end], edns)
     if not additional and len(packet) != end:
         raise Malformed("bytes after the question", refusal)
     if version:

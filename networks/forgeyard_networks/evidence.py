@@ -20,7 +20,7 @@ from forgeyard_model.network import (
 )
 from forgeyard_networks.firewall.hub import ALLOWED_PREFIX
 from forgeyard_networks.proxy_records import ProxyTotal
-from forgeyard_networks.resolver_audit import DnsRecord
+from forgeyard_networks.resolver_audit import DnsRecord, DnsVerdict
 
 _Key = tuple[str, int, str, DestinationVerdict]
 _MOST_NAMES: Final = 8
@@ -111,7 +111,7 @@ def names_by_address(records: Iterable[DnsRecord]) -> dict[str, list[str]]:
     """Which names were answered with each address, in the order they were asked."""
     found: dict[str, list[str]] = {}
     for record in records:
-        if record.verdict.value == "answered":
+        if record.verdict is DnsVerdict.ANSWERED:
             for address in record.addresses:
                 names = found.setdefault(address, [])
                 if record.name not in names:

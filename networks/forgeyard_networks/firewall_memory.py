@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forgeyard_host.processes import boot_id
-from forgeyard_networks.firewall.backend import Backend, HostBackend
+from forgeyard_networks.firewall.backend import PATH, Backend, HostBackend
 from forgeyard_networks.firewall.detect import Firewall, detect
 from forgeyard_networks.firewall.iptables import IptablesBackend
 from forgeyard_networks.firewall.iptables_host import IptablesHost
@@ -22,7 +22,6 @@ from forgeyard_networks.firewall.nft import NftBackend
 from forgeyard_networks.firewall.nft_host import NftHost
 
 _VERSION: Final = 1
-_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS: Final = (
     *("iptables", "iptables-legacy", "iptables-nft", "nft"),
     *("iptables-legacy-restore", "ip6tables-legacy-restore", "iptables-nft-restore", "ip6tables-nft-restore"),
@@ -71,7 +70,7 @@ def _facts() -> list[Any]:
     """What an answer depends on: the kernel's start, and the programs as they are."""
     programs = []
     for name in _PROGRAMS:
-        path = shutil.which(name, path=_PATH)
+        path = shutil.which(name, path=PATH)
         if path is not None:
             # Alternatives are links: which program one leads to decides.
             state = os.stat(path)  # noqa: PTH116  the fields are what is wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 from typing import Final
 
 from forgeyard_model.errors import InvalidRequest
@@ -37,6 +37,15 @@ def normal_name(text: str) -> str | None:
     """`text` in lower case and without its last dot; None when that is no name that a host could have."""
     name = text.removesuffix(".").lower()
     return name if len(name) <= MOST_NAME and _NAME.fullmatch(name) else None
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` is an address of either family."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check_name(text: str, field: str = "name") -> str:

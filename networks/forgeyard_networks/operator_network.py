@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -22,6 +22,7 @@ from forgeyard_networks.cni.attachment import OURS
 from forgeyard_networks.cni.network import CniNetwork
 from forgeyard_networks.cni.result import CniDns, CniResult
 from forgeyard_networks.etc_files import hosts_text, resolv_text
+from forgeyard_networks.names import is_address
 from forgeyard_networks.tasks import InPool, to_the_end
 
 _SYSCTLS: Final = MappingProxyType({"net.ipv4.ip_unprivileged_port_start": "0"})
@@ -170,18 +171,10 @@ def is_dead(path: Path) -> bool:
 
 def _resolv_conf(dns: CniDns) -> str:
     """As the network says. Where it names no server nobody answers: a server of our own choice may not be meant."""
-    servers = [text for text in dns.nameservers if _is_address(text)]
+    servers = [text for text in dns.nameservers if is_address(text)]
     if not servers:
         return resolv_text(None)
     lines = [f"nameserver {server}" for server in servers]
     words = {"search": dns.search or ((dns.domain,) if dns.domain else ()), "options": dns.options}
     lines += [f"{key} {' '.join(' '.join(values).split())}" for key, values in words.items() if values]
     return "\n".join(lines) + "\n"
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True

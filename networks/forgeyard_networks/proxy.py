@@ -25,7 +25,6 @@ from forgeyard_oci.registry.proxies import Proxies
 
 log: Final = logging.getLogger("forgeyard.networks")
 
-PROXY_PORT: Final = 3128
 _PAUSE: Final = 0.2
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # accept(2): errors of a connection that waited, which say nothing of the listener.

@@ -9,7 +9,7 @@ from typing import Final
 import h11
 
 from forgeyard_networks.proxy_head import Head, bad
-from forgeyard_networks.proxy_policy import HTTP, HTTPS, NotServed, ProxyLimits, Target, UpstreamCredential
+from forgeyard_networks.proxy_policy import HTTP, HTTPS, NotServed, ProxyLimits, Target, UpstreamCredential, failed
 from forgeyard_networks.proxy_records import ProxyVerdict
 from forgeyard_networks.proxy_streams import CHUNK, Idle, Stream, Traffic, together
 from forgeyard_networks.proxy_upstream import Reached
@@ -73,7 +73,7 @@ class Exchange:
             if self._idle.expired:
                 text = f"{self._order.target}: no byte moved for {self._limits.idle_time:g} s"
                 raise NotServed(504, "idle", text, ProxyVerdict.FAILED) from None
-            raise _failed("reset", f"{self._order.target}: the connection broke") from error
+            raise failed("reset", f"{self._order.target}: the connection broke") from error
 
     async def _pass_body(self) -> None:
         while True:
@@ -95,21 +95,21 @@ class Exchange:
             try:
                 event = await self._next(self._far_state, self._far, self._from_far)
             except h11.RemoteProtocolError as error:
-                raise _failed("bad_answer", f"{self._order.target}: bad answer: {error}") from None
+                raise failed("bad_answer", f"{self._order.target}: bad answer: {error}") from None
             if isinstance(event, h11.Response):
                 event = self._answer(event)
             elif isinstance(event, h11.InformationalResponse):
                 if self._near_state.their_http_version != b"1.1":
                     continue
             elif not isinstance(event, h11.Data | h11.EndOfMessage):
-                raise _failed("no_answer", f"{self._order.target}: the connection closed without an answer")
+                raise failed("no_answer", f"{self._order.target}: the connection closed without an answer")
             await self._to_job(event)
             if isinstance(event, h11.EndOfMessage):
                 return
 
     def _answer(self, event: h11.Response) -> h11.Response:
         if event.status_code == _PROXY_REFUSED:
-            raise _failed("upstream_proxy", f"{self._order.target}: a proxy on the way wants credentials")
+            raise failed("upstream_proxy", f"{self._order.target}: a proxy on the way wants credentials")
         self.status, self.started = event.status_code, True
         kept = _end_to_end(tuple(event.headers.raw_items()))
         chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
@@ -175,7 +175,3 @@ def _end_to_end(headers: Headers) -> Headers:
 
 def _named(headers: Headers, wanted: bytes) -> Headers:
     return tuple((name, value) for name, value in headers if name.lower() == wanted)
-
-
-def _failed(reason: str, text: str) -> NotServed:
-    return NotServed(502, reason, text, ProxyVerdict.FAILED)

@@ -36,6 +36,11 @@ class NotServed(Exception):  # noqa: N818  an answer to the job, and no fault of
         self.status, self.reason, self.text, self.verdict = status, reason, text, verdict
 
 
+def failed(reason: str, text: str) -> NotServed:
+    """A 502: it was allowed, and went wrong after that."""
+    return NotServed(502, reason, text, ProxyVerdict.FAILED)
+
+
 @dataclass(frozen=True, slots=True)
 class ProxyLimits:
     """Bounds: bytes of a head, header lines, seconds, connections and tunnels at a time.
@@ -70,8 +75,7 @@ class UpstreamCredential:
     @classmethod
     def basic(cls, host: str, user: str, password: str, *, port: int = HTTPS, tls: bool = True) -> Self:
         """A user with a password (RFC 7617)."""
-        text = base64.b64encode(f"{user}:{password}".encode()).decode()
-        return cls(host, f"Basic {text}", port=port, tls=tls)
+        return cls(host, basic(user, password), port=port, tls=tls)
 
     def check(self, where: str = "network.credentials") -> None:
         """:raises InvalidRequest: names the field below `where`; never shows the value."""
@@ -174,6 +178,11 @@ class ProxyPolicy:
 
     def _refused(self, target: Target, reason: str, text: str) -> NotServed:
         return NotServed(403, reason, f"{target}: {text}; {self.cure}")
+
+
+def basic(user: str, password: str) -> str:
+    """What a header says of a user with a password (RFC 7617)."""
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
 def is_number(host: str) -> bool:

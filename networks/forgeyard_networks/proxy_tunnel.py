@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forgeyard_networks.proxy_policy import NotServed, ProxyLimits
-from forgeyard_networks.proxy_records import ProxyVerdict
+from forgeyard_networks.proxy_policy import ProxyLimits, failed
 from forgeyard_networks.proxy_streams import CHUNK, Idle, Stream, Traffic, together
 
 
@@ -29,8 +28,8 @@ async def tunnel(job: Stream, far: Stream, limits: ProxyLimits, traffic: Traffic
             await together(_pass(job, far, up), _pass(far, job, down))
     except OSError as error:
         if idle.expired:
-            raise _broken("idle", f"no byte moved for {limits.idle_time:g} s") from None
-        raise _broken("reset", "one side of the tunnel broke") from error
+            raise failed("idle", f"no byte moved for {limits.idle_time:g} s") from None
+        raise failed("reset", "one side of the tunnel broke") from error
 
 
 async def _pass(source: Stream, sink: Stream, moved: Callable[[int], None]) -> None:
@@ -38,7 +37,3 @@ async def _pass(source: Stream, sink: Stream, moved: Callable[[int], None]) -> N
         await sink.send(data)
         moved(len(data))
     sink.end()
-
-
-def _broken(reason: str, text: str) -> NotServed:
-    return NotServed(502, reason, text, ProxyVerdict.FAILED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import errno
 import os
 import re
@@ -16,7 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from forgeyard_host.failures import describe
 from forgeyard_networks.dns_wire import TYPE_A
-from forgeyard_networks.proxy_policy import NotServed, ProxyLimits, ProxyPolicy, Target
+from forgeyard_networks.proxy_policy import NotServed, ProxyLimits, ProxyPolicy, Target, basic, failed
 from forgeyard_networks.proxy_records import ProxyVerdict
 from forgeyard_networks.proxy_streams import Stream
 from forgeyard_networks.resolver_upstream import Upstream, UpstreamFailed
@@ -112,7 +111,7 @@ class Outside:
             return Reached(await reached.stream.secured(await self._context(), target.host), reached.address)
         except OSError as error:
             reached.stream.close()
-            raise _failed("tls", f"{target}: TLS: {_cause(error)}") from error
+            raise failed("tls", f"{target}: TLS: {_cause(error)}") from error
         except BaseException:
             reached.stream.close()
             raise
@@ -128,7 +127,7 @@ class Outside:
                 causes.append(f"{address}: no answer")
             except OSError as error:
                 causes.append(f"{address}: {_cause(error)}")
-        raise _failed("connect", f"{target}: {'; '.join(causes)}")
+        raise failed("connect", f"{target}: {'; '.join(causes)}")
 
     async def _addresses(self, target: Target) -> tuple[IPv4Address, ...]:
         """Looked up once: what is checked here is what is connected to."""
@@ -137,11 +136,11 @@ class Outside:
         try:
             found = await self._resolve(target.host)
         except TimeoutError:
-            raise _failed("resolve", f"{target}: the name could not be looked up in time") from None
+            raise failed("resolve", f"{target}: the name could not be looked up in time") from None
         except (OSError, UpstreamFailed) as error:
-            raise _failed("resolve", f"{target}: the name could not be looked up: {error}") from error
+            raise failed("resolve", f"{target}: the name could not be looked up: {error}") from error
         if not found:
-            raise _failed("no_such_name", f"{target}: this name has no IPv4 address")
+            raise failed("no_such_name", f"{target}: this name has no IPv4 address")
         return self._policy.admitted(target, found)
 
     def _proxy(self, scheme: str, target: Target) -> SplitResult | None:
@@ -157,7 +156,7 @@ class Outside:
             answer = await stream.reader.readuntil(b"\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             stream.close()
-            raise _failed("upstream_proxy", f"{target}: the executor's own proxy did not answer") from None
+            raise failed("upstream_proxy", f"{target}: the executor's own proxy did not answer") from None
         except BaseException:
             stream.close()
             raise
@@ -165,7 +164,7 @@ class Outside:
         if found is None or not found[1].startswith(b"2"):
             stream.close()
             said = found[1].decode() if found else "no HTTP"
-            raise _failed("upstream_proxy", f"{target}: the executor's own proxy answered {said}")
+            raise failed("upstream_proxy", f"{target}: the executor's own proxy answered {said}")
         return stream
 
     async def _to_proxy(self, proxy: SplitResult) -> Stream:
@@ -175,7 +174,7 @@ class Outside:
             return await Stream.connect(host, proxy.port or _PORTS[proxy.scheme], tls)
         except OSError as error:
             text = f"the executor's own proxy can't be reached: {_cause(error)}"
-            raise _failed("upstream_proxy", text) from error
+            raise failed("upstream_proxy", text) from error
 
     async def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -186,12 +185,7 @@ class Outside:
 def _authorization(proxy: SplitResult) -> str:
     if proxy.username is None:
         return ""
-    text = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return f"Basic {base64.b64encode(text.encode()).decode()}"
-
-
-def _failed(reason: str, text: str) -> NotServed:
-    return NotServed(502, reason, text, ProxyVerdict.FAILED)
+    return basic(unquote(proxy.username), unquote(proxy.password or ""))
 
 
 def _cause(error: OSError) -> str:

@@ -86,10 +86,11 @@ class RouterNetwork:
         if proxy is not None and listeners.fetch is not None:
             self._proxy = proxy(listeners.fetch, lambda record: self._watch.tell("fetch", record.document()))
             self._proxy.failed.add_done_callback(self._part_failed)
+        names = name_table(self._names)
         self._resolver = await Resolver.serve(
             listeners.dns_udp,
             listeners.dns_tcp,
-            names=name_table(self._names),
+            names=names,
             policy=self._compiled.resolver,
             upstream=upstream,
             open_addresses=self._open_address,
@@ -98,7 +99,7 @@ class RouterNetwork:
         self._resolver.failed.add_done_callback(self._part_failed)
         publish = (*self._request.policy.publish, *self._request.publish)
         if publish:
-            await self._published.open(publish, {n: str(m.address) for m in self._names for n in m.all()})
+            await self._published.open(publish, {name: str(address) for name, address in names.items()})
         if self._compiled.resolver.opens:
             self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
@@ -185,7 +186,7 @@ class RouterNetwork:
             return MappingProxyType({}), MappingProxyType({})
         from forgeyard_networks.proxy_environment import jvm_files, proxy_environment
 
-        spared = tuple(spared_names(self._names))
+        spared = _spared_names(self._names)
         return proxy_environment(gateway, FETCH_PORT, spared), jvm_files(gateway, FETCH_PORT, spared)
 
     async def _open_address(self, index: int, address: IPv4Address, seconds: int) -> None:
@@ -217,6 +218,6 @@ class RouterNetwork:
             self.failed.set_exception(told)
 
 
-def spared_names(members: tuple[MemberNames, ...]) -> list[str]:
+def _spared_names(members: tuple[MemberNames, ...]) -> list[str]:
     """What is reached without the proxy: members by name and address."""
     return [text for member in members for text in (*member.all(), str(member.address))]

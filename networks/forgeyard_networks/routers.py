@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from forgeyard_model.config import FetchCredential
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
-from forgeyard_model.policy import NetworkPolicy
+from forgeyard_model.policy import NetworkMode, NetworkPolicy
 from forgeyard_networks.firewall.detect import Firewall
 from forgeyard_networks.firewall.host import HostFirewall
 from forgeyard_networks.firewall.hub import prepare_hub
@@ -90,12 +90,12 @@ class Routers:
         :raises ForgeyardError: nothing is left then.
         """
         firewall, closed = self.firewall.get(), [self._network]
-        probe = compile_policy(policy, self._settings.config)
-        if probe.uplink or probe.fetch is not None:
+        if policy.mode is not NetworkMode.DENY:  # every other one has a way out, by the router or by the proxy
             closed += self._side.get().addresses(self._network)
-        if probe.uplink:
+        compiled = compile_policy(policy, self._settings.config, closed)
+        if compiled.uplink:
             self._check_routes()
-        compiled = self._with_credentials(compile_policy(policy, self._settings.config, closed))
+        compiled = self._with_credentials(compiled)
         upstreams = host_resolvers(self._settings.resolv_conf)
         pooled = self._settings.pool > 0
         topology = self._pool.take() if pooled else self._make(Topology.begin)

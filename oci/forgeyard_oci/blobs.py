@@ -14,12 +14,12 @@ from forgeyard_model.errors import ExecutorError
 from forgeyard_oci.durable import filesystem_of, write_whole
 from forgeyard_oci.image_errors import host_failure
 from forgeyard_oci.locks import locked
+from forgeyard_oci.reference import sha256
 from forgeyard_oci.registry.budget import Budget
 from forgeyard_oci.store_paths import StorePaths, hex_of
 
 _LAYOUT: Final = b'{"imageLayoutVersion":"1.0.0"}'
 _EMPTY_INDEX: Final = b'{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}'
-_CHUNK: Final = 1 << 20
 _INGEST: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -59,7 +59,7 @@ class BlobStore:
                 data = file.read(limit + 1)
         except FileNotFoundError:
             return None
-        if f"sha256:{hashlib.sha256(data).hexdigest()}" == digest:
+        if sha256(data) == digest:
             return data
         self.remove(digest)
         return None
@@ -121,16 +121,13 @@ class BlobStore:
 
     def problem(self, digest: str) -> str:
         """What is wrong with a blob's bytes; "" for nothing, also when it went away meanwhile."""
-        hashed = hashlib.sha256()
         try:
             with self.path(digest).open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    hashed.update(chunk)
+                actual = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         except FileNotFoundError:
             return ""
         except OSError as error:
             return f"can't be read: {error.strerror}"
-        actual = f"sha256:{hashed.hexdigest()}"
         return "" if actual == digest else f"its bytes hash to {actual}"
 
     def failure(self, error: OSError, doing: str) -> ExecutorError:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Final
-
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def write_whole(path: Path, data: bytes, *, sync: bool = False) -> None:
@@ -27,11 +24,6 @@ def write_whole(path: Path, data: bytes, *, sync: bool = False) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def boot_id() -> str:
-    """Names the time since the machine was started."""
-    return _BOOT_ID.read_text().strip()
 
 
 def filesystem_of(path: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from forgeyard_oci.locks import lock_owners, lock_shared, try_lock
+from forgeyard_oci.store_paths import hex_of
 
 _UNCLAIMED: Final = 60.0
 """Seconds that prepare's own hold lasts."""
@@ -56,7 +57,7 @@ class Holds:
 
     def path(self, digest: str) -> Path:
         """The lock's file."""
-        return self._folder / digest.removeprefix("sha256:")
+        return self._folder / hex_of(digest)
 
     def keep(self, digest: str) -> None:
         """Hold an image for the `hold` that follows."""

@@ -24,7 +24,6 @@ CONFIG_TYPES: Final = frozenset(
     {"application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"}
 )
 ATTESTATION: Final = "vnd.docker.reference.type"
-REF_NAME: Final = "org.opencontainers.image.ref.name"
 
 
 def _none_as_empty(value: object) -> object:

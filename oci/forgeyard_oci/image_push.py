@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from forgeyard_model.errors import ForgeyardError, InvalidRequest, SandboxError
 from forgeyard_oci.image_errors import refused
-from forgeyard_oci.image_manifest import OCI_INDEX, OCI_MANIFEST, Descriptor, Index, Manifest
-from forgeyard_oci.image_resolve import Parser
+from forgeyard_oci.image_manifest import Descriptor, Index, Manifest
+from forgeyard_oci.image_resolve import Parser, media_type_of
 from forgeyard_oci.layout import ImageLayout
 from forgeyard_oci.reference import RegistryReference
 from forgeyard_oci.registry.budget import Budget, Progress
@@ -74,8 +74,7 @@ class ImagePush:
                 self._collect(entry.digest, entry.media_type, uploads, blobs, depth + 1)
         else:
             blobs.update({blob.digest: blob for blob in _blobs(document)})
-        fallback = OCI_INDEX if isinstance(document, Index) else OCI_MANIFEST
-        uploads.append(_Upload(digest, data, document.media_type or declared or fallback))
+        uploads.append(_Upload(digest, data, media_type_of(document, declared)))
 
     def _check_entry(self, entry: Descriptor, index: str) -> None:
         try:

@@ -95,7 +95,7 @@ def resolve_image(
             raise refused("manifest_too_large", f"{digest} is said to have {size} bytes", details="the limit is 4 MiB")
         data = documents.manifest(digest, size)
         document = parser.document(data, declared, digest)
-        hops.append(Document(digest, len(data), _media_type(document, declared)))
+        hops.append(Document(digest, len(data), media_type_of(document, declared)))
         if isinstance(document, Manifest):
             _check_image(document, entry, digest)
             described = document.config
@@ -107,7 +107,8 @@ def resolve_image(
     raise refused("bad_manifest", f"{hops[0].digest} nests more than {_MAX_DEPTH} indexes")
 
 
-def _media_type(document: Index | Manifest, declared: str) -> str:
+def media_type_of(document: Index | Manifest, declared: str) -> str:
+    """What a document says it is; what came with it, or OCI's own type, where it says nothing."""
     return document.media_type or declared or (OCI_INDEX if isinstance(document, Index) else OCI_MANIFEST)
 
 

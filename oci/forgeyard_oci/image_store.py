@@ -226,10 +226,9 @@ class ImageStore:
 
         :param repair: remove what is bad, so that the next pull makes it again; never what is held.
         """
-        from forgeyard_oci.reader import check_tree
         from forgeyard_oci.verify import Verifier
 
-        return Verifier(self._parts, check_tree).run(repair=repair)
+        return Verifier(self._parts).run(repair=repair)
 
     def sweep(self, *, everything: bool = False) -> int:
         """Remove what killed processes left; how many things there were. Those in use are left alone.

@@ -6,7 +6,6 @@ and lost what was in it, so in any later boot it is trusted only if all of it ha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -18,8 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from forgeyard_oci.durable import boot_id, write_whole
+from forgeyard_host.processes import boot_id
+from forgeyard_oci.durable import write_whole
 from forgeyard_oci.locks import locked
+from forgeyard_oci.reference import sha256
 from forgeyard_oci.registry.budget import Budget
 from forgeyard_oci.store_paths import StorePaths, hex_of
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 EMPTY: Final = "empty"
 TREE: Final = "tree"
 FILES: Final = "files"
-_RECORD: Final = "layer.json"
+RECORD: Final = "layer.json"
 _SYNCED: Final = "synced"
 
 
@@ -49,7 +50,12 @@ class UnpackedLayer:
 
 def chain_id(parent: str, diff_id: str) -> str:
     """Image spec, layer ChainID: names a layer together with everything below it."""
-    return f"sha256:{hashlib.sha256(f'{parent} {diff_id}'.encode()).hexdigest()}" if parent else diff_id
+    return sha256(f"{parent} {diff_id}".encode()) if parent else diff_id
+
+
+def named_by(folder: str) -> str:
+    """The diff id or chain id that names a folder in layers/."""
+    return f"sha256:{folder.removeprefix('chain-')}"
 
 
 class LayerStore:
@@ -79,7 +85,7 @@ class LayerStore:
     def _trusted(self, folder: str) -> UnpackedLayer | None:
         place = self._paths.layers / folder
         try:
-            words = json.loads((place / _RECORD).read_bytes())
+            words = json.loads((place / RECORD).read_bytes())
             believed = words["boot"] == self.boot or (place / _SYNCED).exists()
             report = words["report"]
             layer = UnpackedLayer(folder, int(report["bytes"]), bool(report["opaque_root"]))
@@ -105,7 +111,7 @@ class LayerStore:
                 (partial / TREE).mkdir(parents=True)
                 report = unpacker(partial / TREE, partial / FILES)
                 words = {"diff_id": diff_id, "boot": self.boot, "report": asdict(report)}
-                write_whole(partial / _RECORD, json.dumps(words).encode())
+                write_whole(partial / RECORD, json.dumps(words).encode())
                 folder = f"chain-{hex_of(chain)}" if report.used_lowers else hex_of(diff_id)
                 self._replace(partial, folder)
             finally:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from pathlib import Path
 
 from forgeyard_model.errors import SandboxError
 from forgeyard_oci.image_errors import host_failure, refused
-from forgeyard_oci.image_manifest import MAX_MANIFEST, REF_NAME, Descriptor, Index, parse_json
+from forgeyard_oci.image_manifest import MAX_MANIFEST, Descriptor, Index, parse_json
+from forgeyard_oci.reference import REF_NAME, sha256
 
 _SMALL = 64 << 10
 
@@ -56,8 +56,7 @@ class ImageLayout:
         data = self._read_file(_blob_name(digest), MAX_MANIFEST, "missing_blob")
         if size is not None and len(data) != size:
             raise refused("size_mismatch", f"{digest} has {len(data)} bytes, its descriptor says {size}")
-        actual = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        if actual != digest:
+        if (actual := sha256(data)) != digest:
             raise refused("digest_mismatch", f"blob {digest} has other contents", details=f"they hash to {actual}")
         return data
 

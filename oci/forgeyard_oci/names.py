@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from forgeyard_oci.durable import write_whole
 from forgeyard_oci.locks import locked
+from forgeyard_oci.reference import REF_NAME
 from forgeyard_oci.registry.budget import Budget
 from forgeyard_oci.store_paths import StorePaths
-
-_REF_NAME: Final = "org.opencontainers.image.ref.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Names:
             "mediaType": document.media_type,
             "digest": document.digest,
             "size": document.size,
-            "annotations": {_REF_NAME: name},
+            "annotations": {REF_NAME: name},
         }
 
         def change(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,5 +89,5 @@ class Names:
 
 def _name(entry: dict[str, Any]) -> str:
     annotations = entry.get("annotations")
-    name = annotations.get(_REF_NAME, "") if isinstance(annotations, dict) else ""
+    name = annotations.get(REF_NAME, "") if isinstance(annotations, dict) else ""
     return name if isinstance(name, str) else ""

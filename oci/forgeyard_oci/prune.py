@@ -6,6 +6,7 @@ trash/ there, and removed after the lock is gone.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -20,7 +21,7 @@ from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_oci.claims import claimed
 from forgeyard_oci.image_errors import refused
 from forgeyard_oci.image_info import PruneReport, RemoveReport
-from forgeyard_oci.layers import EMPTY
+from forgeyard_oci.layers import EMPTY, RECORD, named_by
 from forgeyard_oci.locks import store_lock, try_lock
 from forgeyard_oci.reference import Reference
 from forgeyard_oci.store_parts import StoredImage, StoreParts
@@ -64,7 +65,7 @@ class Collector:
     def rm(self, reference: Reference, digest: str) -> RemoveReport:
         """Take away a name; with its last name, or by digest, the image.
 
-        :param digest: what the reference names in this store, "" for nothing.
+        :param digest: what the reference names in this store.
         :raises SandboxError: it is not there.
         :raises ExecutorError: a job uses it.
         """
@@ -76,7 +77,7 @@ class Collector:
                 raise refused("not_present", f"image {reference} is not in the store")
             if name and any(other != name and named == digest for other, named in names.items()):
                 return RemoveReport(self._parts.names.remove(lambda other, _: other == name), (), 0)
-            if (held := self._forget(images)) is not None:
+            if (held := self._parts.forget(images)) is not None:
                 raise _in_use(str(reference), self._parts.holds.holders(held.digest))
             freed = self._take_unneeded(images, trash)
         return RemoveReport(self._remove_dangling(), tuple(image.digest for image in images), freed)
@@ -93,7 +94,7 @@ class Collector:
                 large = keep_bytes is not None and usage.total > keep_bytes
                 if not (old or large or (free_bytes is not None and freed < free_bytes)):
                     continue
-                if self._forget([image]) is None:
+                if self._parts.forget([image]) is None:
                     dropped.append(image)
                     freed += usage.drop(image)
                 else:
@@ -129,26 +130,6 @@ class Collector:
             for path in trash:
                 remove_tree(path)
 
-    def _forget(self, images: list[StoredImage]) -> StoredImage | None:
-        """Remove the records of images, all or none; the first that is held, if one is."""
-        seized: dict[str, int] = {}
-        gone = False
-        try:
-            for image in images:
-                if (fd := self._parts.holds.seize(image.digest)) is None:
-                    return image
-                seized[image.digest] = fd
-            for image in images:
-                for used in image.records:
-                    used.path.unlink(missing_ok=True)
-            gone = True
-        except OSError as error:
-            raise self._parts.blobs.failure(error, "removing an image") from error
-        finally:
-            for digest, fd in seized.items():
-                self._parts.holds.free(digest, fd, gone=gone)
-        return None
-
     def _remove_dangling(self) -> tuple[str, ...]:
         """Take away names of what has no record any more. Last, since writing it takes room on the disk."""
         with store_lock(self._paths.store_lock, alone=True):
@@ -170,7 +151,7 @@ class Collector:
             if digest not in blobs and (digest in now_blobs or _is_old(path)):
                 freed += self._take(path, trash)
         for path in list(self._paths.layers.iterdir()):
-            if path.name in folders or f"sha256:{path.name.removeprefix('chain-')}" in claims:
+            if path.name in folders or named_by(path.name) in claims:
                 continue
             if path.name in now_folders or _is_old(path):
                 freed += self._take(path, trash)
@@ -211,7 +192,7 @@ class Collector:
             return 0
         except OSError:
             # No space for a new name. Without its record a tree is no tree, however much of it is left.
-            (path / "layer.json").unlink(missing_ok=True)
+            (path / RECORD).unlink(missing_ok=True)
             target = path
         trash.append(target)
         return size
@@ -240,10 +221,8 @@ def _size(path: Path) -> int:
 
 
 def _unpacked(folder: Path) -> int:
-    import json
-
     try:
-        return int(json.loads((folder / "layer.json").read_bytes())["report"]["bytes"])
+        return int(json.loads((folder / RECORD).read_bytes())["report"]["bytes"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 

@@ -24,12 +24,9 @@ from forgeyard_oci.image_errors import host_failure, refused
 from forgeyard_oci.image_manifest import MAX_MANIFEST, ConfigFile, Index, Manifest, parse_json, parse_manifest
 from forgeyard_oci.reader_channel import MAX_DESCRIPTORS, Channel, ChannelEndedError, ChannelError, Message
 from forgeyard_oci.reader_errors import lost, out_of_memory, unpack_error
-from forgeyard_oci.tree_records import check_tree
 from forgeyard_oci.unpack import UnpackReport, mark_opaque
 from forgeyard_oci.unpack_limits import UnpackLimits
 from forgeyard_oci.unpack_merged import DIR_FLAGS, is_opaque
-
-__all__ = ["ImageReader", "check_tree"]
 
 _IDLE: Final = 120.0
 _STARTING: Final = 30.0

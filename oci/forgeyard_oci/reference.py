@@ -16,6 +16,7 @@ what is pulled; the tag is kept to be shown.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,9 @@ _MAX_HOST: Final = 255
 _MAX_TEXT: Final = 4096
 _OFFICIAL: Final = "library/"
 _HUB_NAMES: Final = frozenset({DEFAULT_REGISTRY, f"index.{DEFAULT_REGISTRY}"})
+
+REF_NAME: Final = "org.opencontainers.image.ref.name"
+"""The annotation of an entry of index.json that holds its tag, or in our own store its whole name."""
 
 _SCHEME: Final = "oci:"
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
@@ -53,6 +57,11 @@ _PIN: Final = "write oci:PATH@sha256: and the 64 lower-case hex digits of the ma
 def is_digest(text: str) -> bool:
     """Whether `text` is ``sha256:`` and 64 lower-case hex digits, the one form we take."""
     return _DIGEST.match(text) is not None
+
+
+def sha256(data: bytes) -> str:
+    """``sha256:`` and the hash of `data`, as OCI writes digests."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def is_registry_host(text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +13,17 @@ from forgeyard_oci.blobs import BlobStore
 from forgeyard_oci.claims import Claim
 from forgeyard_oci.image_errors import refused
 from forgeyard_oci.image_manifest import MAX_MANIFEST, Descriptor
+from forgeyard_oci.image_resolve import Documents
 from forgeyard_oci.layout import ImageLayout
-from forgeyard_oci.reference import LayoutReference, RegistryReference
+from forgeyard_oci.reference import LayoutReference, RegistryReference, sha256
 from forgeyard_oci.registry.budget import Budget, Progress
 
 if TYPE_CHECKING:
     from forgeyard_oci.registry.client import RegistryClient
 
 
-class Source(Protocol):
-    """One image's blobs. Documents are verified; layers are verified while they are unpacked.
+class Source(Documents, Protocol):
+    """One image's documents and blobs. Documents are verified; layers are verified while they are unpacked.
 
     stored: whether the blobs end up in the store.
     """
@@ -32,12 +32,6 @@ class Source(Protocol):
 
     def start(self) -> tuple[Descriptor | str, str]:
         """What the reference names, and the media type that was declared for a bare digest."""
-
-    def manifest(self, digest: str, size: int | None) -> bytes:
-        """A manifest or index."""
-
-    def config(self, descriptor: Descriptor) -> bytes:
-        """A config."""
 
     def fetch(self, layer: Descriptor) -> bool:
         """Bring a layer's blob here; whether it had to be downloaded. Called from several threads."""
@@ -179,7 +173,7 @@ class RegistrySource:
 
     def _keep(self, digest: str, data: bytes, size: int | None) -> None:
         _check_size(digest, data, size)
-        if (actual := f"sha256:{hashlib.sha256(data).hexdigest()}") != digest:
+        if (actual := sha256(data)) != digest:
             raise refused("digest_mismatch", f"manifest {digest} has other contents", details=f"they hash to {actual}")
         self._claim.add(digest)
         self._blobs.put(digest, data)

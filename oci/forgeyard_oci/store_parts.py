@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,29 @@ class StoreParts:
             groups.setdefault(used.record.digest, []).append(used)
         for digest, records in groups.items():
             yield StoredImage(digest, tuple(records))
+
+    def forget(self, images: Sequence[StoredImage]) -> StoredImage | None:
+        """Remove the records of images, all or none; the first that is held, if one is. Under the store's lock, alone.
+
+        :raises ExecutorError: IO_FAILED.
+        """
+        seized: dict[str, int] = {}
+        gone = False
+        try:
+            for image in images:
+                if (fd := self.holds.seize(image.digest)) is None:
+                    return image
+                seized[image.digest] = fd
+            for image in images:
+                for used in image.records:
+                    used.path.unlink(missing_ok=True)
+            gone = True
+        except OSError as error:
+            raise self.blobs.failure(error, "removing an image") from error
+        finally:
+            for digest, fd in seized.items():
+                self.holds.free(digest, fd, gone=gone)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 _AHEAD: Final = 6
-_STACK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from forgeyard_oci.unpack_ahead import ReadAhead
 from forgeyard_oci.unpack_decode import BLOCK, CHUNK, check_magic, decoder, layer_compression
 from forgeyard_oci.unpack_limits import UnpackLimits
 
-__all__ = ["LayerStream", "layer_compression"]
-
 _SMALL: Final = 128 << 10
 """Blobs up to this size, in bytes, are not worth a thread."""
 

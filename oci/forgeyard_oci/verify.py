@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from forgeyard_oci.claims import claimed
 from forgeyard_oci.image_info import Problem, VerifyReport
-from forgeyard_oci.layers import EMPTY, FILES, TREE
+from forgeyard_oci.layers import EMPTY, FILES, TREE, named_by
 from forgeyard_oci.locks import store_lock
 from forgeyard_oci.prune import remove_tree
-from forgeyard_oci.store_parts import StoredImage, StoreParts
+from forgeyard_oci.store_parts import StoreParts
+from forgeyard_oci.tree_records import check_tree
 
-CheckTree = Callable[[Path, Path], list[str]]
 _MOST_SHOWN: Final = 20
 """Findings of one tree that are reported one by one."""
 
 
 class Verifier:
-    """One verification of a store.
+    """One verification of a store."""
 
-    :param check_tree: compares a tree with its recorded files; what differs.
-    """
-
-    def __init__(self, parts: StoreParts, check_tree: CheckTree) -> None:
-        self._parts, self._check_tree = parts, check_tree
+    def __init__(self, parts: StoreParts) -> None:
+        self._parts = parts
         self._blobs = self._trees = self._bytes = 0
 
     def run(self, *, repair: bool) -> VerifyReport:
@@ -63,7 +60,7 @@ class Verifier:
 
     def _tree_findings(self, place: Path) -> list[str]:
         try:
-            return self._check_tree(place / TREE, place / FILES)
+            return check_tree(place / TREE, place / FILES)
         except OSError as error:
             return [f"can't be read: {error.strerror}"]
 
@@ -102,7 +99,7 @@ class Verifier:
 
     def _repair_tree(self, problem: Problem, claims: set[str], trash: list[Path]) -> Problem:
         users = [image for image in self._parts.images() if problem.what in image.folders()]
-        if f"sha256:{problem.what.removeprefix('chain-')}" in claims or not self._forget(users):
+        if named_by(problem.what) in claims or self._parts.forget(users) is not None:
             return replace(problem, held=True)
         trash.append(self._parts.layers.discard(problem.what))
         return replace(problem, repaired=True)
@@ -111,22 +108,4 @@ class Verifier:
         users = [
             image for image in self._parts.images() if any(used.path.name == problem.what for used in image.records)
         ]
-        return replace(problem, repaired=True) if self._forget(users) else replace(problem, held=True)
-
-    def _forget(self, images: list[StoredImage]) -> bool:
-        """Remove the records of images that nobody holds; all or none."""
-        seized: dict[str, int] = {}
-        gone = False
-        try:
-            for image in images:
-                if (fd := self._parts.holds.seize(image.digest)) is None:
-                    return False
-                seized[image.digest] = fd
-            for image in images:
-                for used in image.records:
-                    used.path.unlink(missing_ok=True)
-            gone = True
-        finally:
-            for digest, fd in seized.items():
-                self._parts.holds.free(digest, fd, gone=gone)
-        return True
+        return replace(problem, repaired=True) if self._parts.forget(users) is None else replace(problem, held=True)

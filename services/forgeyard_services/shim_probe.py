@@ -20,7 +20,7 @@ async def probe_in(channel: ShimChannel, command: StepCommand, seconds: float) -
     try:
         done = await channel.run_probe(command, timeout=seconds)
     except ShimDied as error:
-        return ProbeOutcome(None, error=error.brief)
+        return ProbeOutcome(None, error=str(error))
     if isinstance(done.end, NoExec):
         why = f"{command.argv[0]}: {os.strerror(done.end.errno)}"
         return ProbeOutcome(None, done.output, done.timed_out, error=why)

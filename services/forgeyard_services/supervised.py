@@ -9,6 +9,7 @@ from forgeyard_model.result import Evidence, ServiceResult, ServiceState
 from forgeyard_model.services import ServiceSpec
 from forgeyard_services.contract import Launcher, RunningService, ServiceEnd
 from forgeyard_services.log_lines import TAIL_BYTES, last_lines
+from forgeyard_services.probes import Reading
 from forgeyard_services.readiness import Readiness
 
 _UP: Final = (ServiceState.READY, ServiceState.UNPROVEN)
@@ -44,8 +45,11 @@ class Supervised:
     @property
     def last_probe(self) -> str:
         """What the last probe said."""
-        last = self._readiness.last if self._readiness is not None else None
-        return "" if last is None else last.said
+        return "" if self._last is None else self._last.said
+
+    @property
+    def _last(self) -> Reading | None:
+        return None if self._readiness is None else self._readiness.last
 
     async def launch(self, launcher: Launcher) -> None:
         """Make its container.
@@ -133,7 +137,7 @@ class Supervised:
     async def result(self) -> ServiceResult:
         """All that is known of it, after `stop`."""
         service = self._service
-        last = None if self._readiness is None else self._readiness.last
+        last = self._last
         if not self.log_tail:
             await self.read_log()
         end = self._end

@@ -83,7 +83,7 @@ class ServiceSet:
             # Before the steps no service may go; `on_exit` is about the time after.
             if message and (item.spec.on_exit is OnExit.FAIL or not self._all_up.done()):
                 await self._fail(item, message)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it ends the job: nobody awaits this task
             log.exception("supervision of service %s", item.spec.name)
             if not self.failed.done():
                 self.failed.set_exception(error)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from egress_host import EgressHost, namespaces, service
 from jobs import collect, sh
+from killed import undone
 
 from forgeyard_executor import Execution, ExecutionResult, Executor, Job, Network, Outcome, Timeouts
 from forgeyard_host.netns import in_namespace
@@ -214,25 +215,27 @@ def test_an_executor_killed_in_the_middle_leaves_nothing_to_the_next(
     rules = host.rules()
     words = [sys.executable, "-c", CHILD, str(state_dir), busybox_image, str(host.directory / "run"), when]
     support = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    child = in_namespace(
-        host.namespace.fd, lambda: subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=support)
-    )
-    assert child.stdout is not None
-    with child.stdout:
-        try:
-            said = child.stdout.readline()
-            spaces, executors = held_by(child.pid), os.listdir(state_dir / "executors")
-        finally:
-            child.kill()
-        assert (said.strip(), child.wait(20)) == (str(child.pid), -signal.SIGKILL)
-    assert len(spaces) >= 4  # of the router, the job and two services
+    with undone(state_dir, host=host):
+        child = in_namespace(
+            host.namespace.fd, lambda: subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=support)
+        )
+        assert child.stdout is not None
+        with child.stdout:
+            try:
+                said = child.stdout.readline()
+                spaces, executors = held_by(child.pid), os.listdir(state_dir / "executors")
+            finally:
+                child.kill()
+                ended = child.wait(20)
+            assert (said.strip(), ended) == (str(child.pid), -signal.SIGKILL)
+        assert len(spaces) >= 4  # of the router, the job and two services
 
-    async def recover() -> tuple[tuple[str, ...], int]:
-        async with Executor.open(state_dir) as executor:
-            assert executor.list_sandboxes() == ()
-            return executor.recovered.errors, len(executor.recovered.removed)
+        async def recover() -> tuple[tuple[str, ...], int]:
+            async with Executor.open(state_dir) as executor:
+                assert executor.list_sandboxes() == ()
+                return executor.recovered.errors, len(executor.recovered.removed)
 
-    assert host.play(recover) == ((), 1)
+        assert host.play(recover) == ((), 1)
     assert remains(state_dir) == []
     host.wait_clean()
     assert leased(host) == 0

@@ -16,6 +16,7 @@ import pytest
 from adapter_jobs import ADDRESS_VARIABLES, Jobs, jobs_on
 from adapters import DAEMON_FIXTURES, parameter
 from jobs import sh
+from killed import undone
 
 from forgeyard_executor import Executor, ExecutorConfig, ExecutorError, ForgeyardError, Job, Network, Outcome
 from forgeyard_model.policy import CapabilityGrant, IsolationLevel, NetworkDestination
@@ -91,26 +92,27 @@ def test_restricted_network(adapter: Jobs) -> None:
 @ON_DAEMONS
 def test_a_killed_executor_leaves_nothing(adapter: Jobs, state_dir: Path, request: pytest.FixtureRequest) -> None:
     """kill -9 of the executor while its job runs: the next one ends the job and removes it at the daemon."""
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(state_dir), adapter.name], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    try:
-        assert child.stdout.readline() == b"up\n"
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-    assert len(left_at(request, adapter.name, state_dir)) == 1
+    with undone(state_dir, runtime=adapter.name):
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(state_dir), adapter.name], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == b"up\n"
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+            child.stdout.close()
+        assert len(left_at(request, adapter.name, state_dir)) == 1
 
-    async def recover() -> None:
-        async with Executor.open(state_dir, runtime=adapter.name) as executor:
-            assert len(executor.recovered.removed) == 1
-            assert executor.recovered.errors == ()
-            assert len(executor.recovered.swept) >= 1
-            assert (await executor.recover()).swept == ()
+        async def recover() -> None:
+            async with Executor.open(state_dir, runtime=adapter.name) as executor:
+                assert len(executor.recovered.removed) == 1
+                assert executor.recovered.errors == ()
+                assert len(executor.recovered.swept) >= 1
+                assert (await executor.recover()).swept == ()
 
-    asyncio.run(recover())
-    assert left_at(request, adapter.name, state_dir) == []
-    assert list((state_dir / "sandboxes").iterdir()) == []
+        asyncio.run(recover())
+        assert left_at(request, adapter.name, state_dir) == []
+        assert list((state_dir / "sandboxes").iterdir()) == []
 
 
 CHILD = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from jobs import run, sh
+from killed import undone
 
 from forgeyard_executor import Executor, Job, Outcome, Step
 from forgeyard_executor.capabilities import STANDARD_CI, CapabilityCache, conclusive, needed, refuse_missing
@@ -88,10 +89,11 @@ def test_killed_while_probing(state_dir: Path) -> None:
         "        await executor.capabilities()\n"
         "asyncio.run(main())\n"
     )
-    killed = subprocess.run([sys.executable, "-c", child, str(state_dir)], timeout=30)
-    assert killed.returncode == -signal.SIGKILL
-    assert list((state_dir / "ledger").glob("*"))
-    result, _, _ = run(state_dir, Job(rootfs="host", steps=[sh("true")]))
+    with undone(state_dir):
+        killed = subprocess.run([sys.executable, "-c", child, str(state_dir)], timeout=30)
+        assert killed.returncode == -signal.SIGKILL
+        assert list((state_dir / "ledger").glob("*"))
+        result, _, _ = run(state_dir, Job(rootfs="host", steps=[sh("true")]))
     assert result.outcome is Outcome.SUCCEEDED
     for name in ("sandboxes", "ledger", "spare"):
         assert not list((state_dir / name).glob("*")), name

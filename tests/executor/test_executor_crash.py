@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from killed import undone
 
 from forgeyard_executor import Executor, Job, Outcome, Step
 
@@ -87,11 +88,12 @@ async def recover(state: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_executor_is_cleaned_up_after(state_dir: Path, leaks: object, warm_rootfs: None, point: str) -> None:
     """Whatever the executor was doing when it was killed, the next one undoes it."""
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(state_dir), point], check=False, capture_output=True, timeout=50
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
-    assert asyncio.run(recover(state_dir)) == ((), ())
+    with undone(state_dir):
+        child = subprocess.run(
+            [sys.executable, "-c", CHILD, str(state_dir), point], check=False, capture_output=True, timeout=50
+        )
+        assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+        assert asyncio.run(recover(state_dir)) == ((), ())
     assert os.listdir(state_dir / "sandboxes") == []
     assert os.listdir(state_dir / "ledger") == []
     assert os.listdir(state_dir / "spool") == []

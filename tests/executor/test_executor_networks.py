@@ -23,9 +23,11 @@ from forgeyard_executor import (
     Outcome,
     PlanReport,
 )
+from forgeyard_executor.networked import put_files
 from forgeyard_host.netns import in_namespace
 from forgeyard_model.config import NetworkConfig, PatternRule
 from forgeyard_model.network import DestinationVerdict
+from forgeyard_model.plan import JobUser
 from forgeyard_model.policy import NetworkDestination
 from forgeyard_model.result import ExecutionResult
 from forgeyard_model.services import ServiceSpec
@@ -216,3 +218,20 @@ def test_plan_and_run_refuse_a_service_that_the_organisation_does_not_allow(
 
     with pytest.raises(ForgeyardError, match=r"services\.db"):
         asyncio.run(main())
+
+
+def test_files_in_home_follow_no_link(tmp_path: Path) -> None:
+    """What is in the job's HOME already may be anything: nothing is made or changed where a link leads."""
+    home, outside = tmp_path / "home", tmp_path / "outside"
+    for directory in (home, outside, home / ".m2"):
+        directory.mkdir()
+    (home / ".gradle").symlink_to(outside)
+    (home / ".m2" / "kept.xml").write_text("own")
+    files = {".gradle/deep/x": "a", ".gradle/y": "b", ".m2/kept.xml": "c", ".m2/new/z.xml": "d", ".plain": "e"}
+    put_files(home, files, JobUser(1000, 1000), 100_000)
+    assert list(outside.iterdir()) == []
+    assert (home / ".m2" / "kept.xml").read_text() == "own"
+    assert (home / ".m2" / "new" / "z.xml").read_text() == "d"
+    assert {path.stat().st_uid for path in (home / ".m2" / "new", home / ".m2" / "new" / "z.xml", home / ".plain")} == {
+        101_000
+    }

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from jobs import run, sh
+from killed import undone
 
 from forgeyard_executor import Executor, ExecutorError, ForgeyardError, InvalidRequest, Job, Limits, Outcome, Timeouts
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
@@ -280,19 +281,20 @@ def test_an_executor_killed_with_services_is_cleaned_up_after(
     state_dir: Path, busybox_image: str, leaks: object, point: str
 ) -> None:
     """kill -9 anywhere: the next executor finds every container by ledger, the job's and its services'."""
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(state_dir), busybox_image, point],
-        check=False,
-        capture_output=True,
-        timeout=50,
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    with undone(state_dir):
+        child = subprocess.run(
+            [sys.executable, "-c", CHILD, str(state_dir), busybox_image, point],
+            check=False,
+            capture_output=True,
+            timeout=50,
+        )
+        assert child.returncode == -signal.SIGKILL, child.stderr.decode()
 
-    async def recover() -> tuple[tuple[str, ...], int]:
-        async with Executor.open(state_dir) as executor:
-            return executor.recovered.errors, len(executor.recovered.removed)
+        async def recover() -> tuple[tuple[str, ...], int]:
+            async with Executor.open(state_dir) as executor:
+                return executor.recovered.errors, len(executor.recovered.removed)
 
-    assert asyncio.run(recover()) == ((), 1)
+        assert asyncio.run(recover()) == ((), 1)
     for name in ("sandboxes", "ledger", "spool", "executors"):
         assert os.listdir(state_dir / name) == []
 

@@ -28,6 +28,7 @@ from forgeyard_networks.firewall.probe import forwarding_probe
 pytestmark = pytest.mark.kernel
 
 HUB = IptablesBackend("legacy")
+HOOK = "type filter hook forward priority 10;"
 KINDS: dict[str, Callable[[str], HostBackend]] = {
     "legacy": lambda lock: IptablesHost("legacy", lock=lock),
     "nft": lambda lock: NftHost(compat=IptablesHost("nft", lock=lock)),
@@ -211,6 +212,17 @@ def test_the_probe_sees_a_drop_in_somebody_elses_table(ground: Playground, kind:
     assert report.cure
     ground.run("nft", "delete", "table", "inet", "theirs")
     assert not [link for link in ground.peers.host_links.dump().links if link.name.startswith("fyp")]
+    firewall.release()
+
+
+def test_a_packet_that_is_lost_is_no_drop(ground: Playground) -> None:
+    """The host's first packet of a connection may get lost once; the probe's answer stays the same."""
+    firewall = ground.firewall("nft alone")
+    firewall.acquire()
+    once = "tcp flags & (syn | ack) == syn numgen inc mod 1000000 0 counter drop"
+    ground.run("nft", "-f", "-", text=f"table inet theirs {{\nchain f {{\n{HOOK}\n{once}\n}}\n}}\n")
+    assert forwarding_probe(HUB, ground.peers.blocks, ns_fd=ground.peers.host.fd).passes
+    assert "counter packets 1 " in ground.run("nft", "list", "table", "inet", "theirs")
     firewall.release()
 
 

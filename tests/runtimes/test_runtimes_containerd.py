@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,13 +17,13 @@ import pytest
 from containerd_jobs import (
     ROOTFS,
     Bare,
-    TestedContainerd,
     assert_empty,
     bare,
+    bare_place,
     ctr,
     executor_at,
+    own_daemon,
     ref_of,
-    remove_test_groups,
     result_of,
     runtime_at,
     shims,
@@ -45,22 +43,8 @@ from forgeyard_runtimes.contract import ContainerRef, ContainerStatus, Stdio
 
 pytestmark = [pytest.mark.kernel, pytest.mark.daemon("containerd")]
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Containerd]:
-    """One containerd for this file."""
-    with TestedContainerd() as started:
-        yield started
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory for a container without an executor."""
-    path = Path(tempfile.mkdtemp(prefix="fy-ctd-", dir="/var/tmp"))
-    path.chmod(0o711)
-    yield path
-    remove_test_groups(path)
-    shutil.rmtree(path)
+daemon = pytest.fixture(scope="module")(own_daemon)
+place = pytest.fixture(bare_place)
 
 
 def test_a_job_has_its_own_result_and_leaves_nothing(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +12,11 @@ import pytest
 from build import BUSYBOX, LayoutWriter, busybox_layers, machine
 from containerd_jobs import (
     ROOTFS,
-    TestedContainerd,
     assert_empty,
     bare,
+    bare_place,
     ctr,
-    remove_test_groups,
+    own_daemon,
     runtime_at,
     settings_for,
 )
@@ -35,22 +33,8 @@ from forgeyard_runtimes.contract import ContainerStatus
 
 pytestmark = [pytest.mark.kernel, pytest.mark.daemon("containerd")]
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Containerd]:
-    """One containerd for this file."""
-    with TestedContainerd() as started:
-        yield started
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory for containers without an executor."""
-    path = Path(tempfile.mkdtemp(prefix="fy-ctd-", dir="/var/tmp"))
-    path.chmod(0o711)
-    yield path
-    remove_test_groups(path)
-    shutil.rmtree(path)
+daemon = pytest.fixture(scope="module")(own_daemon)
+place = pytest.fixture(bare_place)
 
 
 @pytest.fixture(scope="module")

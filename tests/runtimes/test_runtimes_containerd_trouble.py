@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from containerd_jobs import (
-    TestedContainerd,
     assert_empty,
     bare,
+    bare_place,
     ctr,
     executor_at,
-    remove_test_groups,
+    own_daemon,
     result_of,
     runtime_at,
     settings_for,
@@ -40,24 +38,10 @@ from forgeyard_runtimes.contract import ContainerRef, ContainerStatus
 
 pytestmark = [pytest.mark.kernel, pytest.mark.daemon("containerd")]
 
+daemon = pytest.fixture(scope="module")(own_daemon)
+place = pytest.fixture(bare_place)
+
 WAITS = "echo started; read -r line < /work/tmp/go; echo ended $line; exit 5"
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Containerd]:
-    """One containerd for this file: every test leaves it running."""
-    with TestedContainerd() as started:
-        yield started
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory for a container without an executor."""
-    path = Path(tempfile.mkdtemp(prefix="fy-ctd-", dir="/var/tmp"))
-    path.chmod(0o711)
-    yield path
-    remove_test_groups(path)
-    shutil.rmtree(path)
 
 
 def find(settings: ContainerdSettings) -> None:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from contract_box import UID_BASE, Box
 from daemons import PodmanService
-from podman_jobs import PLAN, UID_BASE, PodmanJob, podman_job, podman_runtime
+from podman_jobs import PLAN, podman_job, podman_runtime
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_model.plan import ContainerPlan, JobUser
@@ -28,7 +29,7 @@ ROOT = replace(PLAN, user=JobUser(0, 0, name="root"), capabilities=ROOT_IN_USERN
 
 def within(
     service: PodmanService,
-    body: Callable[[PodmanRuntime, PodmanJob], Awaitable[None]],
+    body: Callable[[PodmanRuntime, Box], Awaitable[None]],
     plan: ContainerPlan = PLAN,
     netns: str | None = None,
 ) -> None:
@@ -53,7 +54,7 @@ def listed(service: PodmanService, *arguments: str) -> list[str]:
 def test_what_is_applied_is_the_bundle(podman_service: PodmanService, plan: ContainerPlan) -> None:
     """Read back at the gate, nothing is weaker than the bundle but what the adapter declares."""
 
-    async def body(runtime: PodmanRuntime, job: PodmanJob) -> None:
+    async def body(runtime: PodmanRuntime, job: Box) -> None:
         spec = runtime.effective_spec(job.ref)
         verify_effective(job.intended, spec, DECLARED)
         assert spec["linux"]["seccomp"]["syscalls"]
@@ -65,18 +66,18 @@ def test_what_is_applied_is_the_bundle(podman_service: PodmanService, plan: Cont
 def test_steps_run_as_under_any_runtime(podman_service: PodmanService) -> None:
     """User, rights, environment, host name, limits and raw wait statuses are the plan's."""
 
-    async def body(runtime: PodmanRuntime, job: PodmanJob) -> None:
+    async def body(runtime: PodmanRuntime, job: Box) -> None:
         job.open_gate()
-        assert await job.step("exit 137") == (137 << 8, "")
-        assert (await job.step("kill -9 $$"))[0] == 9
-        _, seen = await job.step("id -u; hostname; env; grep -E '^(NoNewPrivs|CapBnd|Seccomp):' /proc/self/status")
+        assert await job.sh("exit 137") == (137 << 8, "")
+        assert (await job.sh("kill -9 $$"))[0] == 9
+        _, seen = await job.sh("id -u; hostname; env; grep -E '^(NoNewPrivs|CapBnd|Seccomp):' /proc/self/status")
         assert seen.split()[:2] == ["1000", job.sandbox.hostname]
         assert "HOSTNAME" not in seen
         assert "NoNewPrivs:\t1" in seen
         assert "CapBnd:\t0000000000000000" in seen
         assert "Seccomp:\t2" in seen
-        assert (await job.step("touch /etc/x 2>/dev/null || touch /etc/hostname 2>/dev/null"))[0] != 0
-        assert (await job.step("touch /tmp/x && touch /ram/x"))[0] == 0
+        assert (await job.sh("touch /etc/x 2>/dev/null || touch /etc/hostname 2>/dev/null"))[0] != 0
+        assert (await job.sh("touch /tmp/x && touch /ram/x"))[0] == 0
         assert Path(job.directory, "scratch/x").stat().st_uid == UID_BASE + 1000
 
     within(podman_service, body)
@@ -85,9 +86,9 @@ def test_steps_run_as_under_any_runtime(podman_service: PodmanService) -> None:
 def test_the_containers_root_writes_no_cgroup_directory(podman_service: PodmanService) -> None:
     """Where Podman can't make /sys/fs/cgroup read-only for root, root sees an empty one instead."""
 
-    async def body(runtime: PodmanRuntime, job: PodmanJob) -> None:
+    async def body(runtime: PodmanRuntime, job: Box) -> None:
         job.open_gate()
-        assert (await job.step("touch /sys/fs/cgroup/x"))[0] != 0
+        assert (await job.sh("touch /sys/fs/cgroup/x"))[0] != 0
 
     within(podman_service, body, ROOT)
 
@@ -95,7 +96,7 @@ def test_the_containers_root_writes_no_cgroup_directory(podman_service: PodmanSe
 def test_the_group_is_below_ours(podman_service: PodmanService) -> None:
     """The container's group is in the one that the bundle names, with its limits, and holds PID 1 and no monitor."""
 
-    async def body(runtime: PodmanRuntime, job: PodmanJob) -> None:
+    async def body(runtime: PodmanRuntime, job: Box) -> None:
         group = runtime.cgroup(job.ref)
         assert group.startswith(f"{job.group.leaf('job')}/libpod-")
         leaf = group.removeprefix(f"{job.group.path}/")
@@ -109,7 +110,7 @@ def test_the_group_is_below_ours(podman_service: PodmanService) -> None:
 def test_people_find_jobs_by_label(podman_service: PodmanService) -> None:
     """`podman ps --filter label=…` shows the job's container."""
 
-    async def body(runtime: PodmanRuntime, job: PodmanJob) -> None:
+    async def body(runtime: PodmanRuntime, job: Box) -> None:
         wanted = f"label=forgeyard.sandbox={job.sandbox.value}"
         names = await asyncio.to_thread(listed, podman_service, "ps", "--filter", wanted, "--format", "{{.Names}}")
         assert names == [job.ref.container_id]
@@ -122,7 +123,7 @@ def test_a_network_of_ours_is_joined_by_path_and_makes_a_pod(podman_service: Pod
     name = f"fy-podman-{os.getpid()}"
     subprocess.run(["ip", "netns", "add", name], check=True)
 
-    async def body(runtime: PodmanRuntime, job: PodmanJob) -> None:
+    async def body(runtime: PodmanRuntime, job: Box) -> None:
         assert Path(f"/proc/{job.pid}/ns/net").stat().st_ino == Path(f"/run/netns/{name}").stat().st_ino
         verify_effective(job.intended, runtime.effective_spec(job.ref), DECLARED)
         pods = await asyncio.to_thread(listed, podman_service, "pod", "ps", "--format", "{{.Name}}")
@@ -161,7 +162,7 @@ def test_state_list_and_repeated_removal(podman_service: PodmanService) -> None:
 def test_exec_has_the_processs_code_and_never_more_rights(podman_service: PodmanService) -> None:
     """exec runs a compiled process with its code; other rights, a missing program and a deadline are typed errors."""
 
-    async def body(runtime: PodmanRuntime, job: PodmanJob) -> None:
+    async def body(runtime: PodmanRuntime, job: Box) -> None:
         async def run(*argv: str, deadline: float = 30) -> int:
             return await runtime.exec(job.ref, job.process(*argv), deadline=deadline)
 

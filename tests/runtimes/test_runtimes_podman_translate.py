@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from podman_jobs import PLAN, UID_BASE
+from contract_box import UID_BASE
+from podman_jobs import PLAN
 
 from forgeyard_model.identity import SandboxId
 from forgeyard_model.plan import Placement

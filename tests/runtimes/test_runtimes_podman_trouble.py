@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from contract_box import Box
 from daemons import PodmanService
-from podman_jobs import PodmanJob, podman_job, podman_runtime
+from podman_jobs import podman_job, podman_runtime
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError
 from forgeyard_process_shim.channel import ShimDied
@@ -110,7 +111,7 @@ def test_an_api_that_we_do_not_speak(tmp_path: Path, api: str, least: str) -> No
     assert api in str(error)
 
 
-def ending(job: PodmanJob) -> asyncio.Future[None]:
+def ending(job: Box) -> asyncio.Future[None]:
     """Done when PID 1 is dead."""
     return asyncio.ensure_future(job.runtime.wait(job.pidfd))
 
@@ -122,7 +123,7 @@ def test_a_job_outlives_its_service() -> None:
     async def main(service: PodmanService) -> None:
         async with podman_runtime(service) as runtime, podman_job(runtime) as job:
             job.open_gate()
-            step = asyncio.ensure_future(job.step("while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 7"))
+            step = asyncio.ensure_future(job.sh("while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 7"))
             busy = asyncio.ensure_future(runtime.exec(job.ref, job.process("/bin/sleep", "600"), deadline=60))
             leaf = runtime.cgroup(job.ref).removeprefix(f"{job.group.path}/")
             while len(job.group.processes(leaf)) < 4:
@@ -170,7 +171,7 @@ def test_a_container_removed_under_us(podman_service: PodmanService) -> None:
     async def main() -> None:
         async with podman_runtime(podman_service) as runtime, podman_job(runtime) as job:
             job.open_gate()
-            step = asyncio.ensure_future(job.step("sleep 600"))
+            step = asyncio.ensure_future(job.sh("sleep 600"))
             command = podman_service.podman("rm", "--force", "--time", "0", job.ref.container_id)
             await asyncio.to_thread(subprocess.run, command, env=podman_service.environment(), check=True)
             await ending(job)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 import shim_sandbox
-from daemons import Containerd
+from daemons import Containerd, remove_groups
 from jobs import collect
 
 from forgeyard_executor import Execution, ExecutionResult, Executor, Job
@@ -142,9 +144,22 @@ def bare(directory: Path, *argv: str, name: str | None = None) -> Bare:
 
 def remove_test_groups(directory: Path) -> None:
     """The parent that bare containers' groups were in."""
-    from daemons import remove_groups
-
     remove_groups(f"/forgeyard-test-{directory.name}")
+
+
+def own_daemon() -> Iterator[Containerd]:
+    """For the `daemon` fixture of a test module: one containerd for the file, which every test leaves running."""
+    with TestedContainerd() as started:
+        yield started
+
+
+def bare_place() -> Iterator[Path]:
+    """For the `place` fixture of a test module: a directory for containers without an executor."""
+    path = Path(tempfile.mkdtemp(prefix="fy-ctd-", dir="/var/tmp"))
+    path.chmod(0o711)
+    yield path
+    remove_test_groups(path)
+    shutil.rmtree(path)
 
 
 def ctr(daemon: Containerd, *arguments: str) -> str:

@@ -73,7 +73,7 @@ ROOT_PLAN = dataclasses.replace(PLAN, user=JobUser(0, 0), capabilities=ROOT_IN_U
 class Box:
     """One container on one adapter. `create`, `start`, `open_gate`, then steps."""
 
-    def __init__(self, runtime: ContainerRuntime, plan: ContainerPlan) -> None:
+    def __init__(self, runtime: ContainerRuntime, plan: ContainerPlan, netns: str | None = None) -> None:
         self.runtime = runtime
         self.plan = dataclasses.replace(plan, user_namespace=runtime.capabilities().user_namespace)
         self.base = UID_BASE if self.plan.user_namespace else 0
@@ -94,7 +94,7 @@ class Box:
             uid_base=UID_BASE if self.plan.user_namespace else None,
             uid_count=65536,
             cgroup=self.group.leaf("job"),
-            netns=None,
+            netns=netns,
             argv=ShimChannel.argv,
         )
         self.bundle = compile_bundle(self.plan, self.placement)
@@ -152,7 +152,7 @@ class Box:
             spec = self.intended
             edit(spec)
             self.bundle = dataclasses.replace(self.bundle, config=json.dumps(spec).encode())
-        attachment = NetworkAttachment(self.plan.network, None)
+        attachment = NetworkAttachment(self.plan.network, self.placement.netns)
         await self.runtime.create(self.ref, self.bundle, ROOTFS, attachment, Stdio())
 
     async def start(self) -> None:

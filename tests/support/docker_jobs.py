@@ -19,7 +19,6 @@ from forgeyard_host.cgroups import AttemptCgroup, CgroupHost
 from forgeyard_host.host import Host
 from forgeyard_host.ledger import Ledger
 from forgeyard_host.operations import SandboxPlaced, SandboxSetup
-from forgeyard_host.processes import process_facts
 from forgeyard_host.recovery import undo
 from forgeyard_model.capabilities import ExecutorKind
 from forgeyard_model.identity import AttemptContext, SandboxId
@@ -227,11 +226,6 @@ def mounts_of(pid: int) -> dict[str, list[str]]:
     """Flags by mount point."""
     lines = (line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
     return {fields[4]: fields[5].split(",") for fields in lines}
-
-
-def facts_of(pid: int) -> Any:
-    """What the kernel says of a process."""
-    return process_facts(pid)
 
 
 def docker(daemon: Any, *arguments: str) -> str:

@@ -52,8 +52,7 @@ class CgroupHost:
         if mountinfo is None:
             # Somebody else's mount point may be no text, and is none of our business.
             mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-        text = mountinfo
-        v1, v2 = _mounts(text)
+        v1, v2 = _mounts(mountinfo)
         controllers = {name: point for point, options in v1.items() for name in options & _V1_CONTROLLERS}
         if controllers:
             points = (*v1, *v2)

@@ -95,10 +95,10 @@ class Cache:
 
         :raises SandboxError: NETWORK_SETUP_FAILED: it is attached already, or can't be written; nothing may be run.
         """
-        at, draft = entry.attachment, self._dir / f".{entry.attachment.key}"
+        at = entry.attachment
         try:
             self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._draft(entry)
+            draft = self._draft(entry)
             try:
                 taken = not _linked(draft, self._dir / at.key)
             finally:
@@ -115,8 +115,7 @@ class Cache:
         :raises SandboxError: NETWORK_SETUP_FAILED.
         """
         try:
-            self._draft(entry)
-            (self._dir / f".{entry.attachment.key}").replace(self._dir / entry.attachment.key)
+            self._draft(entry).replace(self._dir / entry.attachment.key)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -161,12 +160,12 @@ class Cache:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def _draft(self, entry: Entry) -> None:
-        fd = os.open(
-            self._dir / f".{entry.attachment.key}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
-        )
+    def _draft(self, entry: Entry) -> Path:
+        path = self._dir / f".{entry.attachment.key}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:  # noqa: PTH123  a descriptor
             file.write(entry.text())
+        return path
 
     def _unusable(self, error: OSError) -> SandboxError:
         brief = f"cannot keep what was attached in {self._dir}"

@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 from forgeyard_networks.cni.attachment import Attachment
 from forgeyard_networks.cni.config import Conflist
+from forgeyard_networks.names import is_address
 
 _DEFAULT_DATA: Final = "/var/lib/cni/networks"  # host-local's own default
 _LOCK_SECONDS: Final = 5.0
@@ -59,7 +59,7 @@ def leases(directory: Path) -> list[Lease]:
     except FileNotFoundError:
         return []
     for path in paths:
-        if not _is_address(path.name):
+        if not is_address(path.name):
             continue
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             container, _, ifname = file.read(_LONGEST).decode("utf-8", "replace").strip().partition("\r\n")
@@ -109,11 +109,3 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -19,6 +19,7 @@ from forgeyard_networks.cni.leases import held
 from forgeyard_networks.cni.load import DEFAULT_CONF_DIRS, load_network
 from forgeyard_networks.cni.plugins import DEFAULT_SECONDS, Call, Plugins, plugin_dirs
 from forgeyard_networks.cni.result import CniResult, parse_result
+from forgeyard_networks.tasks import to_the_end
 
 log: Final = logging.getLogger("forgeyard.networks.cni")
 
@@ -177,7 +178,7 @@ class CniNetwork:
                 entry = replace(entry, result=printed, added=plugin is config.plugins[-1])
                 self._cache.update(entry)
         except BaseException as error:
-            await _to_the_end(self._take_back(entry, error))
+            await to_the_end(self._take_back(entry, error))
             raise
         return result
 
@@ -205,14 +206,3 @@ def _parsed(kind: str, printed: Mapping[str, Any] | None) -> CniResult:
     except ValueError as error:
         brief = f"CNI plugin {kind} printed a result that is none: {error}"
         raise setup_failed("cni_plugin_garbage", brief) from error
-
-
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Do `work` whole, whoever cancels meanwhile."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            continue
-    task.result()

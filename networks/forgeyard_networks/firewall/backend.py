@@ -20,6 +20,8 @@ from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_networks.firewall.rules import Ruleset
 
 T = TypeVar("T")
+PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where programs are looked for."""
 LOCK_WAIT: Final = 10
 """Seconds that we wait for other people's locks before the attempt fails."""
 _COMMAND_TIMEOUT: Final = 30.0
@@ -156,7 +158,7 @@ def _start(command: Command) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", **command.environment},
+        env={"PATH": PATH, "LC_ALL": "C", **command.environment},
     )
 
 

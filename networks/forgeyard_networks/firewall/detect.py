@@ -12,7 +12,7 @@ from typing import Final
 from forgeyard_host.netfilter import PacketLog
 from forgeyard_host.netns import NetNamespace, new_namespace
 from forgeyard_model.errors import SandboxError
-from forgeyard_networks.firewall.backend import Backend, HostBackend, at, failed, run
+from forgeyard_networks.firewall.backend import PATH, Backend, HostBackend, at, failed, run
 from forgeyard_networks.firewall.hub import HubDestination, HubMode, HubPolicy, hub_rules
 from forgeyard_networks.firewall.iptables import IptablesBackend
 from forgeyard_networks.firewall.iptables_host import XTABLES_LOCK, IptablesHost
@@ -20,7 +20,6 @@ from forgeyard_networks.firewall.nft import NftBackend
 from forgeyard_networks.firewall.nft_host import NftHost
 from forgeyard_networks.ipam import Block
 
-_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _SAMPLE: Final = Block(IPv4Network("10.213.0.0/27"), 0)
 _SET: Final = "sample"
 
@@ -47,7 +46,7 @@ class Firewall:
         return f"routers: {routers}; host: {host}; {log}; sets of addresses"
 
 
-def detect(ns_fd: int | None = None, *, path: str = _PATH, lock: str = XTABLES_LOCK) -> Firewall:
+def detect(ns_fd: int | None = None, *, path: str = PATH, lock: str = XTABLES_LOCK) -> Firewall:
     """Find, try and check them. Blocking, some tens of milliseconds.
 
     :param ns_fd: the executor's namespace, None for the caller's.
@@ -61,7 +60,7 @@ def detect(ns_fd: int | None = None, *, path: str = _PATH, lock: str = XTABLES_L
     return Firewall(routers, host, nflog, notes)
 
 
-def host_backend(path: str = _PATH, lock: str = XTABLES_LOCK) -> HostBackend:
+def host_backend(path: str = PATH, lock: str = XTABLES_LOCK) -> HostBackend:
     """What the host's own rules are kept with: what its ``iptables`` is, or nft.
 
     :raises SandboxError: NETWORK_SETUP_FAILED, reason no_firewall_program.
@@ -83,7 +82,7 @@ def host_backend(path: str = _PATH, lock: str = XTABLES_LOCK) -> HostBackend:
     )
 
 
-def router_backend(path: str = _PATH) -> tuple[Backend, bool, tuple[str, ...]]:
+def router_backend(path: str = PATH) -> tuple[Backend, bool, tuple[str, ...]]:
     """The fastest program that really loads a router's rules here, whether NFLOG works, and what did not work.
 
     :raises SandboxError: NETWORK_SETUP_FAILED, reason no_firewall_program.

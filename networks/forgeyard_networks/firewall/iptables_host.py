@@ -62,25 +62,25 @@ class IptablesHost:
     def _wrong(self, ruleset: Ruleset) -> Iterator[str]:
         saved = self._saved(ruleset.family, ruleset.table)
         where = f"{PROGRAMS[ruleset.family]} table {ruleset.table}"
+        expected = restore_text([ruleset], ruleset.family).splitlines()
         for chain in ruleset.chains:
-            expected = restore_text([ruleset], ruleset.family).splitlines()
             if len(_of(saved, chain.name)) != len(_of(expected, chain.name)):
                 yield f"chain {chain.name} of {where} is not as it was made"
         for edit in edits(saved, ruleset, keep=True):
             yield f"{where}: {'no' if edit.op is Op.INSERT else 'a surplus'} jump from {edit.chain} to {edit.target}"
 
     def _edit(self, ruleset: Ruleset, *, keep: bool) -> None:
-        if not edits(self._saved(ruleset.family, ruleset.table), ruleset, keep=keep):
+        found = edits(self._saved(ruleset.family, ruleset.table), ruleset, keep=keep)
+        if not found:
             return
         if self.variant == "nft":
-            self._restore_edits(ruleset, keep=keep)
+            self._restore_edits(ruleset, found)
             return
         # libiptc commits a whole table that it read before: nobody may write in between. It takes no lock itself.
         with locked(self.lock, self.name):
             self._commit_edits(ruleset, keep=keep)
 
-    def _restore_edits(self, ruleset: Ruleset, *, keep: bool) -> None:
-        found = edits(self._saved(ruleset.family, ruleset.table), ruleset, keep=keep)
+    def _restore_edits(self, ruleset: Ruleset, found: Sequence[Edit]) -> None:
         text = "\n".join((f"*{ruleset.table}", *(edit.text for edit in found), "COMMIT\n"))
         command = (*restore_command(self.variant, ruleset.family), "--noflush")
         run_all(self.name, [self._command(command, text)])

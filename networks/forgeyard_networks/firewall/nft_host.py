@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -42,13 +42,13 @@ class NftHost:
     def install(self, rulesets: Sequence[Ruleset]) -> None:
         """See HostBackend."""
         run(self.name, "nft", "-f", "-", text=nft_text(rulesets))
-        compat = self._compat()
+        compat = self._compat(self._there())
         if compat is not None:
             compat.install(_forward(rulesets))
 
     def remove(self, rulesets: Sequence[Ruleset]) -> None:
         """See HostBackend."""
-        compat = self._compat()
+        compat = self._compat(self._there())
         if compat is not None:
             compat.remove(_forward(rulesets))
         text = "".join(f"add table {name} {TABLE}\ndelete table {name} {TABLE}\n" for name in families(rulesets))
@@ -56,21 +56,22 @@ class NftHost:
 
     def problems(self, rulesets: Sequence[Ruleset]) -> tuple[str, ...]:
         """See HostBackend."""
-        there = _rule_counts(run(self.name, "nft", "list", "ruleset"))
+        there = self._there()
         wanted = _rule_counts(nft_text(rulesets))
         found = [
             f"chain {name[1]} of nft table {name[0]} is not as it was made"
             for name in wanted
             if there.get(name) != wanted[name]
         ]
-        compat = self._compat()
+        compat = self._compat(there)
         return (*found, *(compat.problems(_forward(rulesets)) if compat is not None else ()))
 
-    def _compat(self) -> IptablesHost | None:
+    def _there(self) -> Mapping[tuple[str, str], int]:
+        return _rule_counts(run(self.name, "nft", "list", "ruleset"))
+
+    def _compat(self, there: Mapping[tuple[str, str], int]) -> IptablesHost | None:
         """The program that made the table where forwarded packets may be dropped, if there is one and it can."""
-        if self.compat is None or ("ip filter", "FORWARD") not in _rule_counts(
-            run(self.name, "nft", "list", "ruleset")
-        ):
+        if self.compat is None or ("ip filter", "FORWARD") not in there:
             return None
         try:
             self.compat.check_usable()

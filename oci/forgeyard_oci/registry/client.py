@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 from forgeyard_model.errors import ExecutorError, SandboxError
 from forgeyard_oci.image_errors import refused
+from forgeyard_oci.reference import sha256
 from forgeyard_oci.registry.budget import Budget
 from forgeyard_oci.registry.exchange import Wire
 from forgeyard_oci.registry.manifests import Fetched, fetch_manifest
 from forgeyard_oci.registry.push import Push
 from forgeyard_oci.registry.retry import Timings
-from forgeyard_oci.registry.transfer import BlobTransfer, sha256
+from forgeyard_oci.registry.transfer import BlobTransfer
 
 if TYPE_CHECKING:
     from forgeyard_oci.reference import RegistryReference
@@ -168,4 +169,4 @@ class RegistryClient:
 
 
 def _named(ref: RegistryReference, which: str) -> str:
-    return ref.pinned(which) if which.startswith("sha256:") else f"{ref.registry}/{ref.repository}:{which}"
+    return ref.pinned(which) if which.startswith("sha256:") else f"{ref.name}:{which}"

@@ -61,12 +61,13 @@ def ask_helper(
     program = shutil.which(_PREFIX + name, path=environ.get("PATH") or os.defpath)
     if program is None:
         raise InvalidRequest(f"{origin}: credential helper", name, f"install {_PREFIX}{name}, or remove its name there")
-    status, output = _run(program, server, environ, _Failure(name, server, origin), seconds)
+    failure = _Failure(name, server, origin)
+    status, output = _run(program, server, environ, failure, seconds)
     if status != 0 and _NONE in output:
         return None
     if status != 0:
-        raise _Failure(name, server, origin).because(f"ended with {_ending(status)}")
-    return _answer(output, _Failure(name, server, origin))
+        raise failure.because(f"ended with {_ending(status)}")
+    return _answer(output, failure)
 
 
 @dataclass(frozen=True, slots=True)

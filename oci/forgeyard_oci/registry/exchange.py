@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from requests import PreparedRequest, Response, Session
 
     from forgeyard_oci.registry.auth import Authenticator
+    from forgeyard_oci.registry.certs import TlsFiles
     from forgeyard_oci.registry.settings import Endpoint, RegistrySettings
 
 _POOL: Final = 16
@@ -69,7 +70,7 @@ class Ask:
     @property
     def host(self) -> str:
         """The registry, as messages name it."""
-        return str(self.endpoint.host)
+        return self.endpoint.host
 
     @property
     def where(self) -> str:
@@ -81,7 +82,7 @@ class Wire:
     """Sends requests. Safe for any number of threads at once."""
 
     def __init__(self, settings: RegistrySettings, timings: Timings) -> None:
-        # Lazy: these two imports take as long as a warm job.
+        # Late: the token service in there sends by means of this module.
         from forgeyard_oci.registry.auth import Authenticator
 
         self.timings = timings
@@ -155,21 +156,15 @@ class Wire:
         at_home = same_origin(url, ask.endpoint.base_url)
         # Certificates go by the registry's name, which need not be the host that serves it.
         tls = self._settings.tls(ask.host if at_home else urlsplit(url).netloc)
+        proxies = self._settings.proxies.for_url(url)
         answer = ask.answer_within or timings.idle
         checked = ask.endpoint.verify or not at_home
         if not checked:
             _silence_insecure()
 
         def send() -> Response:
-            return self._session.send(
-                prepared,
-                stream=True,
-                allow_redirects=False,
-                timeout=(timings.connect, answer),
-                verify=(tls.ca or True) if checked else False,
-                cert=(tls.cert, tls.key) if tls.cert and tls.key else tls.cert,
-                proxies=self._settings.proxies.for_url(url),
-            )
+            timeout = (timings.connect, answer)
+            return transmit(self._session, prepared, tls, proxies, checked=checked, timeout=timeout)
 
         started = time.monotonic()
 
@@ -178,6 +173,31 @@ class Wire:
             return time.monotonic() - last
 
         return supervised(send, budget, timings.tick, lambda: quiet() > timings.connect + answer)
+
+
+def transmit(
+    session: Session,
+    prepared: PreparedRequest,
+    tls: TlsFiles,
+    proxies: dict[str, str],
+    *,
+    checked: bool,
+    timeout: tuple[float, float],
+) -> Response:
+    """Send one request as every request of ours is sent: redirects not followed, the body left to be read.
+
+    :param checked: whether the certificate is verified.
+    :param timeout: seconds for the connection, and without a byte.
+    """
+    return session.send(
+        prepared,
+        stream=True,
+        allow_redirects=False,
+        timeout=timeout,
+        verify=(tls.ca or True) if checked else False,
+        cert=(tls.cert, tls.key) if tls.cert and tls.key else None,
+        proxies=proxies,
+    )
 
 
 def supervised(send: Callable[[], Response], budget: Budget, tick: float, late: Callable[[], bool]) -> Response:

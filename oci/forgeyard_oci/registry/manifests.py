@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from forgeyard_oci.image_errors import refused
 from forgeyard_oci.image_manifest import DOCKER_LIST, DOCKER_MANIFEST, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST
-from forgeyard_oci.reference import is_digest
+from forgeyard_oci.reference import is_digest, sha256
 from forgeyard_oci.registry.answers import Stream, answered
 from forgeyard_oci.registry.budget import Budget
 from forgeyard_oci.registry.exchange import Ask, Wire
 from forgeyard_oci.registry.retry import attempt
-from forgeyard_oci.registry.transfer import declared_length, mismatch, pull_scope, repository_url, sha256, unexpected
+from forgeyard_oci.registry.transfer import declared_length, mismatch, pull_scope, repository_url, unexpected
 
 if TYPE_CHECKING:
     from requests import Response

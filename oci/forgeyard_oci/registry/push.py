@@ -14,13 +14,14 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from forgeyard_model.errors import SandboxError
 from forgeyard_oci.image_errors import host_failure, refused
+from forgeyard_oci.reference import sha256
 from forgeyard_oci.registry import faults
 from forgeyard_oci.registry.answers import finish
 from forgeyard_oci.registry.budget import Budget
 from forgeyard_oci.registry.exchange import Ask, Wire
 from forgeyard_oci.registry.redirects import target
 from forgeyard_oci.registry.retry import Transient, attempt
-from forgeyard_oci.registry.transfer import repository_url, sha256, unexpected
+from forgeyard_oci.registry.transfer import repository_url, unexpected
 
 if TYPE_CHECKING:
     from requests import Response

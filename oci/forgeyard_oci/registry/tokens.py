@@ -156,19 +156,12 @@ class TokenService:
         host, late = urlsplit(url).netloc, time.monotonic() + self._timings.connect + self._timings.idle
         try:
             prepared = self._session.prepare_request(request)
-            tls = self._settings.tls(host)
+            tls, proxies = self._settings.tls(host), self._settings.proxies.for_url(url)
+            timeout = (self._timings.connect, self._timings.idle)
             # A certificate goes unchecked only where the user said so, which is this endpoint's own host.
             checked = endpoint.verify or urlsplit(url).hostname != urlsplit(endpoint.base_url).hostname
             return exchange.supervised(
-                lambda: self._session.send(
-                    prepared,
-                    stream=True,
-                    allow_redirects=False,
-                    timeout=(self._timings.connect, self._timings.idle),
-                    verify=(tls.ca or True) if checked else False,
-                    cert=(tls.cert, tls.key) if tls.cert and tls.key else None,
-                    proxies=self._settings.proxies.for_url(url),
-                ),
+                lambda: exchange.transmit(self._session, prepared, tls, proxies, checked=checked, timeout=timeout),
                 budget,
                 self._timings.tick,
                 lambda: time.monotonic() > late,

@@ -52,11 +52,6 @@ def declared_length(response: Response) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def sha256(data: bytes) -> str:
-    """The digest of `data`, "sha256:HEX"."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
 def mismatch(ask: Ask, wanted: str, received: str) -> SandboxError:
     """The refusal of what has the digest `received` and not the one that was asked for or promised."""
     return refused(

@@ -126,7 +126,10 @@ class DockerRuntime:
 
     def carries(self, bundle: Bundle) -> tuple[str, ...]:
         """Names of the fields of `bundle` that Docker can't carry; `create` refuses a bundle that has any."""
-        return (*carries(json.loads(bundle.config)), *self._engine_sockets(json.loads(bundle.config)))
+        return self._uncarried(json.loads(bundle.config))
+
+    def _uncarried(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*carries(spec), *self._engine_sockets(spec))
 
     def _engine_sockets(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
         known = [self._client.endpoint.socket] if self._client.endpoint.socket else []
@@ -157,7 +160,7 @@ class DockerRuntime:
                 ExecutorErrorKind.UNSUPPORTED, "runtime_carrier", f"docker has no carrier {stdio.carrier}"
             )
         spec: dict[str, Any] = json.loads(bundle.config)
-        refuse_fields((*carries(spec), *self._engine_sockets(spec)))
+        refuse_fields(self._uncarried(spec))
         directory = _staging(ref)
         try:
             work = self._client.change(lambda api: self._create(api, ref, spec, directory), "create a container")

@@ -92,8 +92,8 @@ def _linux(linux: Mapping[str, Any]) -> Iterator[str]:
 def _mounts(mounts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for mount in mounts:
         where, kind = mount["destination"], mount["type"]
-        own = where in _OWN_MOUNTS
-        if kind not in _MOUNT_TYPES or (own == (kind == "bind")) or (not own and kind not in ("bind", "tmpfs")):
+        # Docker makes those itself; everything else can only be bound.
+        if kind not in _MOUNT_TYPES or (where in _OWN_MOUNTS) == (kind == "bind"):
             yield f"mounts.{where}"
         elif kind == "bind" and not {"nosuid", "nodev"} <= set(mount["options"]):
             yield f"mounts.{where}.options"
@@ -158,11 +158,6 @@ def _host_config(spec: Mapping[str, Any], staged: Staged) -> dict[str, Any]:
         "ShmSize": _size(_mount(spec, "/dev/shm")),  # noqa: S108  the sandbox's
         "ReadonlyRootfs": True,
         "Mounts": [_bind(bind.source, bind.destination) for bind in staged.binds],
-        "Tmpfs": {
-            mount["destination"]: ",".join(_tmpfs_options(mount["options"]))
-            for mount in spec["mounts"]
-            if mount["type"] == "tmpfs" and mount["destination"] not in _OWN_MOUNTS
-        },
         "Init": False,
         "AutoRemove": False,
         "RestartPolicy": {"Name": "no"},
@@ -222,8 +217,3 @@ def _mount(spec: Mapping[str, Any], destination: str) -> Mapping[str, Any]:
 
 def _size(mount: Mapping[str, Any]) -> int:
     return int(next(option for option in mount["options"] if option.startswith("size=")).removeprefix("size="))
-
-
-def _tmpfs_options(options: Sequence[str]) -> list[str]:
-    """Docker adds noexec, nosuid and nodev to what does not say otherwise."""
-    return [*options, *(() if "noexec" in options else ("exec",))]
