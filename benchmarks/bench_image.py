@@ -1,6 +1,6 @@
 """Images against skopeo and umoci, image jobs against process-mode jobs. Prints medians and ratios; asserts nothing.
 
-    python benchmarks/bench_image.py [--rounds 7] [--samples 40]
+    python benchmarks/bench_image.py [--rounds 7] [--samples 40] [--in DIR]
 
 Run as root on a machine that is otherwise quiet. The image has 200 MB in 10,000 files and four layers; it comes from a
 docker-registry on the loopback. Both sides run as processes of their own, start of the interpreter included, in turns,
@@ -131,8 +131,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--samples", type=int, default=40)
+    parser.add_argument(
+        "--in", dest="place", default="/var/tmp", help="file system to work on; /dev/shm leaves disks out"
+    )
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="fy-bench-", dir="/var/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="fy-bench-", dir=options.place))
     directory.chmod(0o711)
     process = RegistryProcess()
     try:

@@ -23,11 +23,9 @@ from forgeyard_executor import Execution, ExecutionResult, Executor, Job
 from forgeyard_model.capabilities import ExecutorKind
 from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
 from forgeyard_model.policy import NetworkMode
-from forgeyard_runtimes.cli_runtime import CliRuntime
 from forgeyard_runtimes.containerd.runtime import ContainerdRuntime
 from forgeyard_runtimes.containerd.settings import ContainerdSettings
-from forgeyard_runtimes.contract import ContainerRef, ContainerRuntime, Stdio
-from forgeyard_runtimes.find import RuntimeSettings, find_runtime, state_name
+from forgeyard_runtimes.contract import ContainerRef, Stdio
 
 OTHER = os.environ.get("FORGEYARD_TEST_CONTAINERD", "")
 """Directory with another containerd and its shim, which these tests then run against: 2.x, in the nightly script."""
@@ -74,14 +72,7 @@ async def executor_at(
         found.append(await connect(settings))
         return found[-1]
 
-    async def either(name: str) -> ContainerRuntime:
-        settings = RuntimeSettings("executor-1", state_name(str(state)))
-        return await (find_runtime(name, settings) if name == "containerd" else command_line(name))
-
-    command_line = CliRuntime.find
     with monkeypatch.context() as patch:
-        # Of no effect once the executor itself asks `find_runtime`.
-        patch.setattr(CliRuntime, "find", either)
         patch.setenv("CONTAINERD_ADDRESS", daemon.address)
         patch.setattr(ContainerdRuntime, "find", noted)
         async with Executor.open(state, runtime="containerd") as executor:
