@@ -1,0 +1,1 @@
+"""`forgeyard serve`: many callers' attempts on one host, kept over a restart."""

@@ -1,0 +1,285 @@
+"""One attempt of the server's, from the moment it is taken in to its one end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from forgeyard_api.serve.attempt_types import AttemptState, AttemptView, Wanted
+from forgeyard_executor.images import ImageOptions
+from forgeyard_executor.interface import JobExecutor, PreparedAttempt, RunningAttempt
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
+from forgeyard_model.job import Step
+from forgeyard_model.result import CancellationReason, ExecutionResult, StepResult
+
+if TYPE_CHECKING:
+    from forgeyard_api.serve.store import StoredAttempt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What a keeper has of an attempt: a prepared one, or one that runs or has run, or how it failed.
+
+    None of them: it is being prepared there. executor: who has it.
+    """
+
+    executor: JobExecutor
+    prepared: PreparedAttempt | None = None
+    running: RunningAttempt | None = None
+    error: ForgeyardError | None = None
+
+
+class Keeper(JobExecutor, Protocol):
+    """An executor that outlives the server: what it runs can be found again."""
+
+    async def attach(self, attempt_id: str) -> Attached | None:
+        """The attempt of that name; None: it knows of none.
+
+        :raises ForgeyardError: it can't be asked.
+        """
+
+
+Record = Callable[["AttemptLife"], Awaitable[None]]
+"""Writes down what an attempt has become, and tells whoever watches."""
+
+
+class Records(Protocol):
+    """Where attempts are written down, by owner and name: `Rows` on disk, or a keeper's memory."""
+
+    def digest(self, key: tuple[int, str]) -> str:
+        """Of the Prepare that an attempt came from."""
+
+    async def add(self, life: AttemptLife, request: bytes, digest: str, owner: tuple[int, int]) -> None:
+        """A new one.
+
+        :param owner: pid and start time of the process whose death ends it; zeros: nobody's does.
+        """
+
+    async def update(self, key: tuple[int, str], **changes: Any) -> None:
+        """Change columns by their names."""
+
+    async def become(self, key: tuple[int, str], life: AttemptLife) -> None:
+        """What it has become."""
+
+    async def remove(self, key: tuple[int, str]) -> None:
+        """Forget it."""
+
+    async def all(self, record: Record) -> list[tuple[AttemptLife, StoredAttempt]]:
+        """Every attempt of an earlier process, oldest first."""
+
+
+class AttemptLife:
+    """Runs one attempt through its states. Whoever takes it out of the queue calls `run`, or `adopt` after a restart.
+
+    :param name: what the executor is told; the caller's own name stays in the view.
+    :param record: called after each change of `view`, before anybody is told.
+    """
+
+    def __init__(self, wanted: Wanted, view: AttemptView, name: str, record: Record) -> None:
+        self.wanted = wanted
+        self.view = view
+        self.name = name
+        self.executor: JobExecutor | None = None
+        self.running: RunningAttempt | None = None
+        self.cancelled: CancellationReason | None = None
+        self.start_asked = wanted.start
+        self._record = record
+        self._prepared: PreparedAttempt | None = None
+        self._kill = False
+        self._changed = asyncio.Condition()
+        self._start = asyncio.Event()
+        self._stop = asyncio.Event()
+        if self.start_asked:
+            self._start.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to come."""
+        return self.view.state is AttemptState.ENDED
+
+    # ---- what callers ask for
+
+    def ask_start(self) -> None:
+        """Let it run as soon as it is prepared."""
+        self.start_asked = True
+        self._start.set()
+
+    def was_cancelled(self, reason: CancellationReason) -> None:
+        """Somebody had asked for that before a restart."""
+        self.cancelled = reason
+        self._stop.set()
+
+    async def cancel(self, reason: CancellationReason, *, kill: bool = False) -> None:
+        """Stop it, wherever it is. Returns at once."""
+        self.cancelled = self.cancelled or reason
+        self._kill = self._kill or kill
+        self._stop.set()
+        if self.running is not None and not self.ended:
+            await self.running.cancel(reason, kill=kill)
+
+    async def until(self, state: AttemptState) -> AttemptView:
+        """Wait until it has got that far, or has ended."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.view.state.rank >= state.rank)
+            return self.view
+
+    async def exec(self, step: Step) -> StepResult:
+        """Run one more step, once it runs.
+
+        :raises ExecutorError: LOST, attempt_ended.
+        """
+        await self.until(AttemptState.RUNNING)
+        if self.running is None or self.ended:
+            raise ExecutorError(ExecutorErrorKind.LOST, "attempt_ended", "the attempt has already ended")
+        return await self.running.exec(step)
+
+    # ---- its course
+
+    async def run(self, executor: JobExecutor) -> None:
+        """From the queue to the end. Never raises but for cancellation, which leaves it where it is."""
+        self.executor = executor
+        await self._become(AttemptState.PREPARING)
+        await self._guarded(self._from_the_start(executor))
+
+    async def adopt(self, keeper: Keeper) -> bool:
+        """Go on where a dead server left it.
+
+        :returns: whether `keeper` knows of it; otherwise nothing has changed.
+        :raises ForgeyardError: it can't be asked.
+        """
+        found = await keeper.attach(self.name)
+        if found is None:
+            return False
+        self.executor = found.executor
+        if found.error is not None:
+            await self.fail(found.error)
+        elif found.running is not None:
+            self._running(found.running)
+            if self.view.state is not AttemptState.ENDED:
+                await self._become(AttemptState.RUNNING, started_at=self.view.started_at or datetime.now(UTC))
+                if self.cancelled is not None:
+                    await found.running.cancel(self.cancelled, kill=self._kill)
+        elif found.prepared is not None:
+            self._prepared = found.prepared
+        return True
+
+    async def go_on(self) -> None:
+        """After `adopt`: to the end."""
+        if self.ended:
+            return
+        if self.running is not None:
+            await self._guarded(self._to_the_end(self.running))
+        elif self._prepared is not None and self.executor is not None:
+            await self._guarded(self._from_prepared(self.executor, self._prepared))
+        elif self.executor is not None:
+            # Asked for again, it is the same attempt there.
+            await self._guarded(self._from_the_start(self.executor))
+
+    async def fail(self, error: ForgeyardError) -> None:
+        """End it without a result."""
+        await self._become(AttemptState.ENDED, error=error, finished_at=datetime.now(UTC))
+
+    async def forget(self) -> None:
+        """Drop what its executor still keeps of it. Repeating it is no error.
+
+        :raises ForgeyardError: what could not be dropped.
+        """
+        if self.executor is not None and self.running is not None:
+            await self.executor.close_execution(self.running)
+        elif self.executor is not None and self._prepared is not None:
+            await self.executor.discard(self._prepared)
+        self.running, self._prepared = None, None
+
+    async def _guarded(self, course: Awaitable[None]) -> None:
+        try:
+            await course
+        except ForgeyardError as error:
+            await self.fail(error)
+
+    async def _from_the_start(self, executor: JobExecutor) -> None:
+        wanted = self.wanted
+        options = ImageOptions(pull=wanted.pull) if wanted.pull else ImageOptions()
+        preparing = asyncio.ensure_future(
+            executor.prepare_job(
+                wanted.job,
+                source=None if wanted.source is None else Path(wanted.source),
+                output=None if wanted.output is None else Path(wanted.output),
+                attempt_id=self.name,
+                labels=wanted.labels,
+                deadline=wanted.deadline,
+                tenant=wanted.tenant,
+                trusted=wanted.trusted,
+                images=options,
+            )
+        )
+        if not await self._unless_stopped(preparing):
+            raise self._was_cancelled()
+        await self._from_prepared(executor, preparing.result())
+
+    async def _from_prepared(self, executor: JobExecutor, prepared: PreparedAttempt) -> None:
+        self._prepared = prepared
+        await self._become(
+            AttemptState.PREPARED,
+            sandbox_id=prepared.sandbox_id.value,
+            bundle_digest=prepared.bundle_digest,
+            notes=prepared.notes,
+        )
+        await self._unless_stopped(asyncio.ensure_future(self._start.wait()))
+        if self._stop.is_set():
+            await executor.discard(prepared)
+            raise self._was_cancelled()
+        running = await executor.start(prepared)
+        self._running(running)
+        await self._become(AttemptState.RUNNING, started_at=datetime.now(UTC))
+        if self.cancelled is not None:
+            await running.cancel(self.cancelled, kill=self._kill)
+        await self._to_the_end(running)
+
+    async def _to_the_end(self, running: RunningAttempt) -> None:
+        result = await running.wait()
+        await self._become(AttemptState.ENDED, result=self._named(result), finished_at=result.finished_at)
+
+    def _running(self, running: RunningAttempt) -> None:
+        self._prepared = None
+        self.running = running
+        if self.view.sandbox_id != running.sandbox_id:
+            self.view = replace(self.view, sandbox_id=running.sandbox_id)
+
+    def _was_cancelled(self) -> ExecutorError:
+        return cancelled(self.cancelled or CancellationReason.USER)
+
+    def _named(self, result: ExecutionResult) -> ExecutionResult:
+        return replace(result, attempt_id=self.view.attempt_id)
+
+    async def _unless_stopped(self, task: asyncio.Future[T]) -> bool:
+        """Wait for `task`, which somebody's cancel ends; whether it came to its own end, good or bad."""
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+        return not task.cancelled()
+
+    async def _become(self, state: AttemptState, **changes: object) -> None:
+        if self.ended:
+            return  # an attempt ends once
+        self.view = replace(self.view, state=state, **changes)  # type: ignore[arg-type]  # fields by name
+        await self._record(self)
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def cancelled(reason: CancellationReason) -> ExecutorError:
+    """The end of an attempt that was stopped before a workload started."""
+    return ExecutorError(
+        ExecutorErrorKind.CANCELLED, "cancelled", f"cancelled before it started: {reason.value.replace('_', ' ')}"
+    )

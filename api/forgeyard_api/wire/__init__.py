@@ -1,0 +1,1 @@
+"""What crosses the socket: messages, and the model's types as messages and back."""

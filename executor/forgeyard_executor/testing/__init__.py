@@ -1,0 +1,15 @@
+"""For people who test agents and schedulers against this executor: one that pretends, and what to assert of it.
+
+    from forgeyard_executor.testing import FakeExecutor, FakeRun
+
+    executor = FakeExecutor(lambda job: FakeRun(output=b"hello\\n", exit_code=3))
+    async with executor.run(job) as execution:
+        result = await execution.wait()
+
+It keeps the contract of :mod:`forgeyard_executor.interface`, starts nothing, and needs neither root nor a kernel.
+"""
+
+from forgeyard_executor.testing.fake_executor import FakeExecutor
+from forgeyard_executor.testing.fake_run import FakeRun
+
+__all__ = ["FakeExecutor", "FakeRun"]
