@@ -22,13 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from network_peers import PING, Docker, Podman, image, peers
+from turns import Measured, in_turns, ratio
 
 from forgeyard_executor import Executor, ExecutorConfig, Job, Network, Step
 from forgeyard_model.config import NetworkConfig
@@ -44,46 +45,6 @@ HOST = """
 ip link set lo up; ip link add out0 type veth peer name out1; ip link set out0 up; ip link set out1 up
 ip address add 203.0.113.1/24 dev out0; ip route add default via 203.0.113.2
 """
-
-Work = Callable[[], Awaitable[None]]
-
-
-@dataclass
-class Measured:
-    """Milliseconds of one way to do it."""
-
-    name: str
-    work: Work
-    samples: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        """Of the samples."""
-        return statistics.median(self.samples)
-
-    @property
-    def spread(self) -> str:
-        """The middle half of the samples."""
-        low, _, high = statistics.quantiles(self.samples, n=4) if len(self.samples) > 1 else self.samples * 3
-        return f"{low:.1f}..{high:.1f}"
-
-
-async def in_turns(ways: Sequence[Measured], samples: int) -> None:
-    """One of each, again and again; two rounds to warm up."""
-    for sample in range(-2, samples):
-        for way in ways:
-            clock = time.perf_counter()
-            await way.work()
-            if sample >= 0:
-                way.samples.append((time.perf_counter() - clock) * 1000)
-    for way in ways:
-        print(f"  {way.name:44} {way.median:9.1f} ms   {way.spread}", flush=True)
-
-
-def ratio(name: str, over: Measured, under: Measured, target: str) -> None:
-    """One line of the verdict."""
-    print(f"  {name:44} {over.median / under.median:9.2f}      (to reach: {target})", flush=True)
-
 
 # Ours
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import subprocess
 import sys
@@ -55,7 +56,7 @@ class Peer:
     def fresh(self) -> str:
         """A name that nothing has yet."""
         self._serial += 1
-        return f"fybench{self._serial}"
+        return f"fybench{os.getpid()}-{self._serial}"
 
     async def do(self, *words: str, may_fail: bool = False) -> bool:
         """Run a command; whether it succeeded."""
@@ -132,13 +133,16 @@ def bounded_runtime(directory: Path) -> Path:
     return path
 
 
-def archives(directory: Path) -> list[Path]:
+# The layout of busybox has several images, that of redis has one, without a name.
+LAYOUT_TAGS = {"busybox": ":latest", "redis": ""}
+
+
+def archives(directory: Path, names: Sequence[str] = tuple(LAYOUT_TAGS)) -> list[Path]:
     """The images as docker and podman load them."""
     found = []
-    # The layout of busybox has several images, that of redis has one, without a name.
-    for name, tag in (("busybox", ":latest"), ("redis", "")):
+    for name in names:
         target = directory / f"{name}.tar"
-        source = f"oci:{image(name)[0]}{tag}"
+        source = f"oci:{image(name)[0]}{LAYOUT_TAGS[name]}"
         subprocess.run(["skopeo", "copy", "-q", source, f"docker-archive:{target}:{name}:latest"], check=True)
         found.append(target)
     return found

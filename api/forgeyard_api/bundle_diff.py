@@ -1,22 +1,23 @@
-"""`forgeyard bundle diff A B`: where two bundles differ, by JSON path."""
+"""`forgeyard bundle diff`: where two bundles differ, by JSON path; with a job and a runtime, see bundle_effective."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from forgeyard_api.main import UnusableInput, one_line
+from forgeyard_api.cli_flags import JobArguments, JobFlags, Runtime, StateDir, with_job_flags
+from forgeyard_api.main import UnusableInput, as_usage, one_line
 from forgeyard_model.errors import InvalidRequest
 
 DIFFERENT: Final = 1
 MAX_BYTES: Final = 64 << 20
 _ABSENT: Final = object()
-Bundle = Annotated[Path, typer.Argument(help="A bundle's directory, or its config.json.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,56 @@ class Difference:
     b: str | None
 
 
+@with_job_flags
 def diff(
-    a: Bundle,
-    b: Bundle,
+    arguments: JobArguments,
+    *,
+    b: Annotated[Path | None, typer.Argument(metavar="[B]", help="The second of two bundles.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    runtime: Runtime = None,
+    state_dir: StateDir = None,
 ) -> int:
-    """Compare two bundles: each differing path of their config.json with both values. Exit 0 same, 1 different."""
+    """Compare two bundles, A and B, by path of their config.json; or a job's bundle with what --runtime NAME applies.
+
+    A bundle is its directory or its config.json. Exit 0 same, 1 different.
+
+    With --runtime and a job, as `forgeyard run` takes it, its containers are started as far as the gate in front of
+    their first program, looked at and removed. Exit 0 when nothing is weaker than the bundle, 1 when something is.
+    """
+    a = arguments.flags.job_file
+    if b is None:
+        with as_usage():
+            _check_job(a, runtime)
+        from forgeyard_api.bundle_effective import effective_diff
+
+        return effective_diff(arguments, runtime, state_dir, as_json=as_json)
+    with as_usage():
+        _check_bundles(arguments, b, runtime)
+    return _diff_bundles(a or b, b, as_json=as_json)
+
+
+def _check_job(a: Path | None, runtime: str | None) -> None:
+    if runtime is None:
+        raise InvalidRequest("B", "", "name a second bundle to compare with, or a job and --runtime NAME")
+    if a is not None and (a.is_dir() or a.name == "config.json"):
+        raise InvalidRequest("JOBFILE", a, "is a bundle: name a second one to compare with, or a job file")
+
+
+def _check_bundles(arguments: JobArguments, b: Path, runtime: str | None) -> None:
+    if arguments.command is not None or arguments.flags != JobFlags(**_defaults(arguments.flags)):
+        raise InvalidRequest("B", b, "two bundles are compared as they are: leave out B, or what describes a job")
+    # From the environment it is a habit, and no part of this command line.
+    if runtime is not None and runtime != os.environ.get("FORGEYARD_RUNTIME"):
+        raise InvalidRequest("--runtime", runtime, "goes with a job: two bundles are compared without any runtime")
+
+
+def _defaults(flags: JobFlags) -> dict[str, Any]:
+    """What JobFlags has for a command line with nothing but that job file."""
+    lists: dict[str, list[object]] = {item.name: [] for item in fields(flags) if item.default == ()}
+    return {"job_file": flags.job_file, **lists}
+
+
+def _diff_bundles(a: Path, b: Path, *, as_json: bool) -> int:
     found = differences(_read("A", a), _read("B", b))
     if as_json:
         shown = [{"path": item.path, "a": _value(item.a), "b": _value(item.b)} for item in found]

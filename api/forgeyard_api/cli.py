@@ -17,6 +17,7 @@ from forgeyard_api import (
     run_command,
     sandbox_commands,
     sandbox_doctor,
+    serve_command,
 )
 from forgeyard_api.cli_flags import CommandAfterDashes
 from forgeyard_api.plain_parameters import use_plain_readers
@@ -39,7 +40,7 @@ job = typer.Typer(help="Write and check job files.", no_args_is_help=True, rich_
 app.command("run", cls=CommandAfterDashes)(run_command.run)
 bundle.command("generate", cls=CommandAfterDashes)(bundle_commands.generate)
 app.command("plan", cls=CommandAfterDashes)(plan_commands.plan)
-bundle.command("diff")(bundle_diff.diff)
+bundle.command("diff", cls=CommandAfterDashes)(bundle_diff.diff)
 bundle.command("show", cls=CommandAfterDashes)(bundle_commands.show)
 job.command("init")(job_commands.init)
 job.command("validate")(job_commands.validate)
@@ -55,6 +56,7 @@ image.command("verify")(image_commands.verify)
 policy.command("from-audit")(policy_commands.from_audit)
 app.command("ps")(sandbox_commands.ps)
 app.command("gc")(sandbox_commands.gc)
+app.command("serve")(serve_command.serve)
 config.command("check")(config_commands.check)
 config.command("show")(config_commands.show)
 app.add_typer(bundle, name="bundle")

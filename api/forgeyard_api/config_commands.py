@@ -13,7 +13,7 @@ from forgeyard_api.main import as_usage, one_line, say
 from forgeyard_api.sandbox_commands import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from forgeyard_executor.config_load import LoadedConfig
     from forgeyard_model.config import ExecutorConfig
@@ -58,6 +58,12 @@ def settings(config: ExecutorConfig) -> Iterator[tuple[str, Any, str]]:
 
     yield "state_dir", config.state_dir, config.origin("state_dir")
     yield "runtime", config.runtime, config.origin("runtime")
+    for item in fields(config.endpoints):
+        key = f"endpoints.{item.name}"
+        yield key, getattr(config.endpoints, item.name) or None, config.origin(key)
+    for item in fields(config.rootfs):
+        key = f"rootfs.{item.name}"
+        yield key, getattr(config.rootfs, item.name), config.origin(key)
     yield "minimum_isolation", config.minimum_isolation.value, config.origin("minimum_isolation")
     yield "user_namespace", config.user_namespace.value, config.origin("user_namespace")
     yield "exact_limits", config.exact_limits, config.origin("exact_limits")
@@ -76,6 +82,9 @@ def settings(config: ExecutorConfig) -> Iterator[tuple[str, Any, str]]:
     for item in fields(config.network):
         key, value = f"network.{item.name}", getattr(config.network, item.name)
         yield key, _network(value), config.origin(key)
+    for item in fields(config.serve):
+        key, value = f"serve.{item.name}", getattr(config.serve, item.name)
+        yield key, _serve(item.name, value), config.origin(key)
     block = config.uid_block
     shown = None if block is None else {"base": block.base, "size": block.size}
     yield "uid_block", shown, config.origin("uid_block")
@@ -95,6 +104,20 @@ def _kept(name: str, value: Any) -> Any:
     if isinstance(value, float):
         return format_duration(value)
     return format_size(value) if name.endswith("_size") else str(value)
+
+
+def _serve(name: str, value: Any) -> Any:
+    """A value of the serve table, as the configuration writes it."""
+    if isinstance(value, Mapping):
+        return {str(key): _serve(name, part) for key, part in value.items()} or None
+    if is_dataclass(value) and not isinstance(value, type):
+        found = {item.name: _serve(item.name, getattr(value, item.name)) for item in fields(value)}
+        return {key: part for key, part in found.items() if part is not None} or None
+    if name in ("memory", "disk") and value is not None:
+        return _kept("_size", value)
+    if name in ("aging", "drain", "result_ttl", "keep_failed"):
+        return _kept(name, value)
+    return _network(value)
 
 
 def _network(value: Any) -> Any:

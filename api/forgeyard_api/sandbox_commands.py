@@ -48,31 +48,50 @@ def gc(runtime: Runtime = None, state_dir: StateDir = None, as_json: Json = Fals
 
     report = asyncio.run(_sweep(configured(state_dir, runtime)))
     if as_json:
-        found = {
-            "removed": report.removed,
-            "swept": report.swept,
-            "alive": report.alive,
-            "errors": report.errors,
-        }
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(_swept_json(report)))
     else:
-        for sandbox in report.removed:
-            typer.echo(f"removed {sandbox}")
-        for what in report.swept:
-            typer.echo(f"removed {one_line(what)} at the runtime")
-        typer.echo(f"{len(report.removed)} removed, {report.alive} running")
+        _show_swept(report)
     for error in report.errors:
         say(one_line(error))
     return REFUSED if report.errors else 0
 
 
 async def _sweep(config: ExecutorConfig) -> RecoveryReport:
-    """Opening an executor is the sweep; what was kept for too long goes as well."""
+    """Opening an executor sweeps in most places already; engines that it does not use are asked in any case here."""
     from forgeyard_executor import Executor
 
     async with Executor.open(config=config) as executor:
+        report = executor.recovered.then(await executor.recover())
         errors = await executor.retain()
-        return replace(executor.recovered, errors=(*executor.recovered.errors, *errors))
+        return replace(report, errors=(*report.errors, *errors))
+
+
+def _swept_json(report: RecoveryReport) -> dict[str, object]:
+    engines = [
+        {
+            "runtime": each.engine.runtime,
+            "address": each.engine.address,
+            "removed": each.report.removed,
+            "kept": each.report.kept,
+            "failed": [{"what": what, "reason": why} for what, why in each.report.failed],
+            "error": each.error or None,
+        }
+        for each in report.engines
+    ]
+    return {"removed": report.removed, "alive": report.alive, "engines": engines, "errors": report.errors}
+
+
+def _show_swept(report: RecoveryReport) -> None:
+    """What is not removed is among the errors, which every form of output has on stderr."""
+    for sandbox in report.removed:
+        typer.echo(f"removed {sandbox}")
+    for each in report.engines:
+        for verb, names in (("removed", each.report.removed), ("kept", each.report.kept)):
+            for what in names:
+                typer.echo(f"{verb} {one_line(what)} at {each.engine.runtime}")
+    kept = sum(len(each.report.kept) for each in report.engines)
+    removed = len(report.removed) + len(report.swept)
+    typer.echo(f"{removed} removed, {report.alive} running, {kept} kept at engines, {len(report.errors)} errors")
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, most: int | None = None) -> str:

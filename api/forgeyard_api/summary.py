@@ -182,6 +182,8 @@ def _notes(result: ExecutionResult) -> Iterator[str]:
     yield from result.notes[:MAX_NOTES]
     if len(result.notes) > MAX_NOTES:
         yield f"{len(result.notes) - MAX_NOTES} more notes stand in the result"
+    if result.provenance.stricter:
+        yield f"{result.provenance.runtime} is stricter than the bundle: see provenance.stricter in the result"
     if result.output.spool_error:
         yield f"output: {result.output.spool_error}"
 

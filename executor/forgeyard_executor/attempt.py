@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from forgeyard_executor.attempt_caches import AttemptCaches
-from forgeyard_executor.disk import watch_disk, watch_layer
+from forgeyard_executor.attempt_members import MemberMaking, MemberPlan, ServicePlan, service_notes
 from forgeyard_executor.images import ReadyImage
-from forgeyard_executor.member import Blueprint, Member, Plan, attempt_group, made, past_errors
+from forgeyard_executor.member import Member, Plan, made, past_errors
 from forgeyard_executor.outputs import collect
 from forgeyard_executor.planning import Planned
 from forgeyard_executor.services import HostServices
@@ -22,7 +22,6 @@ from forgeyard_host.mounts import mounts_below
 from forgeyard_model.cache import CacheReport
 from forgeyard_model.identity import SandboxId
 from forgeyard_model.plan import NetworkAttachment, PreparedExecution, RootfsPlan
-from forgeyard_model.profile import PROFILES
 from forgeyard_model.request import ExecutionRequest, impurities
 from forgeyard_model.result import (
     CollectedOutput,
@@ -32,16 +31,12 @@ from forgeyard_model.result import (
 )
 from forgeyard_model.services import ServiceSpec
 from forgeyard_oci.spec import load_profile
-from forgeyard_process_shim.hostroot import hosts_file
-from forgeyard_runtimes.container import LEAF, JobContainer
+from forgeyard_runtimes.container import JobContainer
 from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import Spool
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-SERVICE_OUTPUT: Final = 64 << 20
-"""Bytes of a service's output that are kept, the first half and the last, where the job's own cap is no less."""
 
 if TYPE_CHECKING:
     from forgeyard_executor.networked import Networked
@@ -50,11 +45,6 @@ if TYPE_CHECKING:
 
 PlanService = Callable[[ServiceSpec, "ReadyImage | None"], tuple[RootfsPlan, Planned]]
 """Decides what a service is; blocking."""
-
-
-def leaf_names(request: ExecutionRequest) -> tuple[str, ...]:
-    """The control groups of an attempt: the job's, then its services'."""
-    return (LEAF, *(f"svc-{number}" for number in range(1, len(request.spec.services) + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +58,6 @@ class Companions:
     attach: Callable[[SandboxId], Awaitable[Networked]]
     plan_service: PlanService
     images: Mapping[str, ReadyImage]
-
-
-@dataclass(frozen=True, slots=True)
-class ServicePlan:
-    """A service and what it will be."""
-
-    spec: ServiceSpec
-    rootfs: RootfsPlan
-    planned: Planned
 
 
 @dataclass(slots=True)
@@ -110,6 +91,7 @@ class Attempt:
         self._services = services
         self._network = network
         self._held = Held()
+        self._making = MemberMaking(services, request, self.sandbox)
 
     @property
     def prepared(self) -> PreparedExecution:
@@ -184,7 +166,7 @@ class Attempt:
         held.planned = network.for_job(self.planned)
         held.job = job = self._job_member(image)
         held.services = tuple(
-            self._service(number, planned, network, companions.images) for number, planned in enumerate(plans, 1)
+            self._making.service(number, planned, network, companions.images) for number, planned in enumerate(plans, 1)
         )
         members = (job, *(container.member for container in held.services))
         await _all_of([services.in_pool(member.make) for member in members])
@@ -234,64 +216,18 @@ class Attempt:
     @property
     def group(self) -> str:
         """The control group of the whole attempt."""
-        return attempt_group(self._services.executor_id, self.sandbox)
+        return self._making.group
 
     def _job_member(self, image: ReadyImage | None) -> Member:
-        services, request, network = self._services, self.request, self._held.network
-        blueprint = Blueprint(
-            sandbox=self.sandbox,
-            group=self.group,
-            leaf=LEAF,
-            leaves=leaf_names(request),
-            about={"attempt": request.context.attempt_id, "name": request.spec.name},
-            rootfs=self.rootfs,
-            planned=self.planned,
-            network=self._network if network is None else network.attachment(),
-            plumb=None if network is None else network.plumb(),
-            files={"hosts": hosts_file(self.sandbox.hostname)} if network is None else network.files(),
-            output_cap=request.output_cap,
-            disk_limit=request.limits.disk,
-            merge_output=request.spec.merge_output,
-            image=image,
-            caches=self._held.caches,
-        )
-        return Member(
-            services, blueprint, watch_disk(services.host, str(services.paths.attempt(self.sandbox)), request)
-        )
-
-    def _service(
-        self, number: int, planned: ServicePlan, network: Networked, images: Mapping[str, ReadyImage]
-    ) -> ServiceContainer:
-        from forgeyard_executor.service_members import ServiceContainer
-
-        services, request, spec, sandbox = self._services, self.request, planned.spec, SandboxId.mint()
-        blueprint = Blueprint(
-            sandbox=sandbox,
-            group=self.group,
-            leaf=leaf_names(request)[number],
-            about={"attempt": request.context.attempt_id, "name": spec.name, "of": self.sandbox.value},
-            rootfs=planned.rootfs,
-            planned=network.for_service(spec, planned.planned),
-            network=network.attachment(spec),
-            plumb=network.plumb(spec),
-            files=network.files(spec),
-            output_cap=min(request.output_cap, SERVICE_OUTPUT),
-            disk_limit=spec.limits.disk,
-            hostname=spec.name,
-            probes=True,
-            image=images.get(spec.name),
-        )
-        watched = PROFILES[request.profile].disk_watched
-        directory = str(services.paths.attempt(sandbox))
-        disk = watch_layer(services.host, directory, spec.limits.disk, watched=watched)
-        member = Member(services, blueprint, disk)
-        return ServiceContainer(spec, member, network.address(spec), partial(network.connect, spec))
+        plan, held = MemberPlan(self.rootfs, self.planned), self._held
+        return self._making.job(plan, held.network or self._network, image=image, caches=held.caches)
 
     def _complete(self) -> None:
         """What takes the members as they were made. Blocking."""
         job, planned, network = self.job, self.planned, self._held.network
         notes: tuple[str, ...] = ()
         if network is not None:
+            network.plumbing.put = [partial(self._put_network_files, network)]
             network.put_home_files(job)
             notes = (*network.notes, *network.covered(planned))
         if self._held.services:
@@ -307,6 +243,12 @@ class Attempt:
             resource_limits=self.request.limits,
             notes=(*planned.notes, *job.placed.notes, *self._mount_notes(), *notes),
         )
+
+    def _put_network_files(self, network: Networked) -> None:
+        """What of the network was not known when the members were made."""
+        self.job.rewrite(network.files())
+        for container in self._held.services:
+            container.member.rewrite(network.files(container.spec))
 
     def _mount_notes(self) -> tuple[str, ...]:
         """A bind shows one file system: what is mounted below a path of the caller's is not there, and that is said."""
@@ -437,15 +379,11 @@ class Attempt:
         if held.job is None or not errors:
             # What can't be undone keeps its image: that goes with the container made of it.
             for image in held.images:
+                await past_errors(errors, image.let_go())
                 image.close()
             if held.caches is not None:
                 held.caches.close()
         return tuple(errors)
-
-    @property
-    def runtime_notes(self) -> tuple[str, ...]:
-        """What the runtime applied beyond the job's bundle."""
-        return self.job.container.notes if self.job.launched else ()
 
     def provenance(self) -> Provenance:
         """What really ran; every claim was checked at the gate."""
@@ -464,21 +402,12 @@ class Attempt:
             impure=impurities(self.request),
             uid_base=prepared.placement.uid_base,
             image=None if image is None else image.used,
+            stricter=self.job.container.stricter if self.job.launched else (),
+            engine_image="" if self.rootfs.engine is None else self.rootfs.engine.identity,
         )
 
     def _note_phase(self, name: str, seconds: float) -> None:
         self.phases[name] = seconds
-
-
-def service_notes(container: ServiceContainer) -> tuple[str, ...]:
-    """What a reader of the result should know of a service as it was made."""
-    member = container.member
-    plan = member.blueprint.planned.plan
-    notes = [f"service {container.spec.name}: {note}" for note in member.placed.notes]
-    if plan.capabilities:
-        held = ", ".join(name.removeprefix("CAP_").lower() for name in plan.capabilities)
-        notes.append(f"service {container.spec.name} starts as root of a user namespace of its own, with {held}")
-    return (*member.blueprint.planned.notes, *notes)
 
 
 async def _both(attaching: asyncio.Future[A], planning: asyncio.Future[B]) -> tuple[A, B]:

@@ -7,9 +7,10 @@ preparation and the gate verify; the probes make a refusal early, and say what i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -75,6 +76,7 @@ class CapabilityCache:
         self._found: ExecutorCapabilities | None = None
         self._at = 0.0
         self._task: asyncio.Task[ExecutorCapabilities] | None = None
+        self._news = asyncio.Condition()
 
     async def get(self, *, renew: bool = False) -> ExecutorCapabilities:
         """A result that is not older than the TTL, or is `renew`-ed; waits for the probes when there is none.
@@ -84,6 +86,22 @@ class CapabilityCache:
         if renew or self._found is None or self._age() > self._ttl:
             return await asyncio.shield(self._refresh())
         return self._found
+
+    async def changes(self) -> AsyncGenerator[ExecutorCapabilities, None]:
+        """A result, and each one that differs from the one before: looked for by the TTL, and when somebody doubts.
+
+        :raises ForgeyardError: when probing itself is not possible.
+        """
+        seen = await self.get()
+        yield seen
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._ttl), self._news:
+                    await self._news.wait()
+            found = await self.get()
+            if _differ(found, seen):
+                seen = found
+                yield seen
 
     def known(self) -> ExecutorCapabilities | None:
         """A result that is still good, at once; None otherwise. An old one is renewed in the background."""
@@ -117,9 +135,16 @@ class CapabilityCache:
         return self._task
 
     async def _renew(self) -> ExecutorCapabilities:
-        self._found = await self._probe()
+        self._found = found = await self._probe()
         self._at = time.monotonic()
-        return self._found
+        async with self._news:
+            self._news.notify_all()
+        return found
+
+
+def _differ(one: ExecutorCapabilities, other: ExecutorCapabilities) -> bool:
+    """Whether more than the moment of the probes has changed."""
+    return replace(one, probed_at=None) != replace(other, probed_at=None)
 
 
 def _note_failure(task: asyncio.Task[ExecutorCapabilities]) -> None:

@@ -27,7 +27,7 @@ LIMIT_FIELDS: Final = {name: "wall_time" if name == "timeout" else name for name
 _NUMBERS: Final = ("pids", "nofile")
 _LISTS: Final = ("allowed_registries", "allowed_images")
 _FLAGS: Final = ("exact_limits",)
-_KEEPING: Final = ("retention", "watermarks", "caches")
+_TABLES: Final = ("endpoints", "rootfs", "retention", "watermarks", "caches")
 _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 _PLAIN: Final = ("state_dir", "runtime")
 """Keys that are checked where they are used: a run with one of them in the environment need not load the schema."""
@@ -241,13 +241,14 @@ class _Merging:
                 for path in file.approved_host_paths
             ]
             self._replace(layer, "approved_host_paths", tuple(paths))
-        for name in _KEEPING:
+        for name in _TABLES:
             self._table(layer, name, getattr(file, name))
-        if file.network is not None:
-            values = file.network.values()
-            self.config = replace(self.config, network=replace(self.config.network, **values))
+        for name in ("network", "serve"):
+            table = getattr(file, name)
+            values = {} if table is None else table.values()
+            self.config = replace(self.config, **{name: replace(getattr(self.config, name), **values)})
             for key in values:
-                self._note(layer, ("network", key))
+                self._note(layer, (name, key))
 
     def check_defaults(self) -> None:
         """A default that no job could have is a mistake of whoever wrote it."""
@@ -265,7 +266,7 @@ class _Merging:
             self._note(layer, (name,))
 
     def _table(self, layer: Layer, name: str, table: Any) -> None:
-        """One of the tables about what is kept: each key that is set takes the place of the one before."""
+        """A table in which each key that is set takes the place of the one before."""
         keys = () if table is None else type(table).model_fields
         values = {key: getattr(table, key) for key in keys if getattr(table, key) is not None}
         self.config = replace(self.config, **{name: replace(getattr(self.config, name), **values)})

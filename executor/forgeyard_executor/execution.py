@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +32,8 @@ from forgeyard_model.result import (
     StepResult,
 )
 from forgeyard_process_shim.channel import ShimDied
-from forgeyard_runtimes.spool import OutputChunk
+from forgeyard_runtimes.spool import OutputChunk, SpoolMark
+from forgeyard_runtimes.spool_format import START
 
 if TYPE_CHECKING:
     from forgeyard_services.supervisor import ServiceFailure
@@ -70,6 +71,11 @@ class Execution:
         self._notes: list[str] = []
         self._started_at = datetime.now(UTC)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"forgeyard {attempt.sandbox}")
+
+    @property
+    def attempt(self) -> Attempt:
+        """What is run: for those who look at it, not for those who use it."""
+        return self._attempt
 
     @property
     def sandbox_id(self) -> str:
@@ -114,13 +120,18 @@ class Execution:
         """Say that no further `exec` comes: an attempt started without steps ends when the running one does."""
         self._no_more_steps.set()
 
-    async def output(self) -> AsyncIterator[OutputChunk]:
-        """The job's output from its first byte on, as it comes, until the job has ended."""
-        async for chunk in self._attempt.spool.reader():
-            yield chunk
+    def output(self, *, after: SpoolMark = START, follow: bool = True) -> AsyncGenerator[OutputChunk, None]:
+        """The job's output as it comes, until the job has ended.
 
-    async def service_output(self, name: str) -> AsyncIterator[OutputChunk]:
-        """What the service `name` writes, from its first byte on, until it has ended.
+        :param after: what the reader has of each stream already; that is not repeated.
+        :param follow: False ends at what is there now.
+        """
+        return self._attempt.spool.reader(after=after, follow=follow)
+
+    def service_output(
+        self, name: str, *, after: SpoolMark = START, follow: bool = True
+    ) -> AsyncGenerator[OutputChunk, None]:
+        """What the service `name` writes, until it has ended. Parameters as `output`'s.
 
         :raises InvalidRequest: the job has no such service.
         """
@@ -128,8 +139,7 @@ class Execution:
         if container is None:
             names = ", ".join(item.spec.name for item in self._attempt.services) or "none"
             raise InvalidRequest("service", name, f"the job has no such service; it has {names}")
-        async for chunk in container.member.spool.reader():
-            yield chunk
+        return container.member.spool.reader(after=after, follow=follow)
 
     async def drop_output(self) -> None:
         """Delete the spooled output. Only after the end, when no reader wants it any more."""
@@ -199,7 +209,8 @@ class Execution:
         if death.done() and not steps.done():
             # What the running step last reported may still be in the pipe; it counts.
             await asyncio.wait((steps,), timeout=DEATH_GRACE)
-            await self._sandbox_died()
+            if not steps.done():  # else all of them had ended, or the one that had not has said so
+                await self._sandbox_died()
         elif not steps.done():
             self._note_failures_beside()
             self._set_end(End(EndCause.TIMED_OUT, detail=name, limit=limit or 0.0))
@@ -239,7 +250,8 @@ class Execution:
             return
         failure = attempt.supervisor.failed.result()
         limit = " (services_timeout)" if failure.timed_out else ""
-        self._set_end(End(EndCause.SERVICE_FAILED, detail=f"{failure.message}{limit}"))
+        cause = EndCause.INFRASTRUCTURE if failure.lost else EndCause.SERVICE_FAILED
+        self._set_end(End(cause, detail=f"{failure.message}{limit}"))
 
     async def _read_beside(self) -> Beside:
         """What became of services and network, once all are dead and before anything of them is taken down."""
@@ -367,12 +379,16 @@ class Execution:
         return bytes(tail)
 
     async def _sandbox_died(self) -> None:
-        """PID 1 is dead before its time. One that its engine took along says nothing of the job."""
-        if self._end is None:
+        """PID 1 is dead before its time. What its engine knows of that is for the message; see `verdict`."""
+        if self._end is not None:
+            return
+        try:
             lost = await self._attempt.container.loss()
-            self._set_end(
-                End(EndCause.SANDBOX_DIED) if lost is None else End(EndCause.INFRASTRUCTURE, detail=str(lost))
-            )
+        except ForgeyardError as error:
+            end = End(EndCause.SANDBOX_DIED, detail=f"PID 1 of the sandbox was ended while the job ran: {error}")
+        else:
+            end = End(EndCause.SANDBOX_DIED) if lost is None else End(EndCause.INFRASTRUCTURE, detail=str(lost))
+        self._set_end(end)
 
     def _set_end(self, end: End) -> None:
         """The first cause stands: what came later only raced with it."""
@@ -412,5 +428,5 @@ class Execution:
             outputs=outputs,
             provenance=attempt.provenance(),
             startup=dict(attempt.phases),
-            notes=(*attempt.prepared.notes, *attempt.runtime_notes, *verdict.notes, *self._notes, *cleanup),
+            notes=(*attempt.prepared.notes, *verdict.notes, *self._notes, *cleanup),
         )

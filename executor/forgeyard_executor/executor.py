@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from forgeyard_executor.attempt_caches import AttemptCaches
 from forgeyard_executor.capabilities import PROBE_NAME, CapabilityCache, conclusive, refuse_missing, with_networks
 from forgeyard_executor.config_apply import canonical_image
 from forgeyard_executor.config_load import load_config
+from forgeyard_executor.engine_images import at_engine
 from forgeyard_executor.execution import Execution
 from forgeyard_executor.explain import explain, report_of
 from forgeyard_executor.explain_facts import HostFacts
@@ -27,14 +28,14 @@ from forgeyard_executor.networked import is_networked
 from forgeyard_executor.networks import Networks
 from forgeyard_executor.outputs import check_destination
 from forgeyard_executor.planning import Planned, plan_request, process_mode_user
-from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover, sweep_runtime
+from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover_all
 from forgeyard_executor.refusals import prepare_timeout, state_io
 from forgeyard_executor.requested import Requested, request_for
 from forgeyard_executor.services import HostServices, open_services
 from forgeyard_executor.sources import canonical_request, split_root_approvals
 from forgeyard_executor.state import StatePaths
 from forgeyard_model.capabilities import ExecutorCapabilities
-from forgeyard_model.config import ExecutorConfig
+from forgeyard_model.config import OWN_ROOTFS, ExecutorConfig
 from forgeyard_model.enforcement import PlanReport
 from forgeyard_model.errors import (
     ExecutorError,
@@ -45,7 +46,8 @@ from forgeyard_model.errors import (
     SandboxError,
 )
 from forgeyard_model.identity import AttemptContext, SandboxId
-from forgeyard_model.job import Job
+from forgeyard_model.job import EMPTY, Job
+from forgeyard_model.live import LiveContainer
 from forgeyard_model.plan import Bundle, NetworkAttachment, PreparedExecution, RootfsPlan
 from forgeyard_model.policy import IsolationLevel, Need
 from forgeyard_model.request import ExecutionRequest, PreparedWorkspace, request_from_job
@@ -53,11 +55,13 @@ from forgeyard_model.result import CancellationReason, ExecutionResult
 from forgeyard_model.services import ServiceSpec
 from forgeyard_process_shim.hostroot import HostRootfs
 from forgeyard_runtimes.contract import ContainerRuntime
-from forgeyard_runtimes.find import RuntimeSettings, find_runtime, state_name
+from forgeyard_runtimes.find import RuntimeSettings, open_runtime, state_name
 from forgeyard_runtimes.shielding import shielded
 
 if TYPE_CHECKING:
     from forgeyard_executor.capabilities_probe import SandboxSight
+    from forgeyard_executor.inspection import Inspection
+    from forgeyard_executor.interface import PreparedAttempt, RunningAttempt
     from forgeyard_oci.registry.budget import Budget
 
 T = TypeVar("T")
@@ -75,7 +79,11 @@ class Executor:
         self._prepared: dict[SandboxId, Attempt] = {}
         self._running: dict[SandboxId, Execution] = {}
         self._networks = Networks(
-            config.network, str(services.paths.root), services.in_pool, services.runtime.network_join
+            config.network,
+            str(services.paths.root),
+            services.in_pool,
+            services.runtime.network_join,
+            services.runtime.network_share,
         )
         self._capabilities = CapabilityCache(self._probe)
         self.recovered = RecoveryReport((), 0, ())
@@ -105,30 +113,36 @@ class Executor:
         paths = StatePaths.at(config.state_dir if state_dir is None else state_dir)
         name = runtime or config.runtime
 
-        async def find(executor_id: str) -> ContainerRuntime:
-            return await find_runtime(name, RuntimeSettings(executor_id, state_name(str(paths.root))))
+        def connect(executor_id: str) -> AbstractAsyncContextManager[ContainerRuntime]:
+            address = getattr(config.endpoints, name, None)  # a command line has none
+            settings = RuntimeSettings(
+                executor_id,
+                state_name(str(paths.root)),
+                address,
+                own_rootfs=config.rootfs.of(name) == OWN_ROOTFS,
+                images=str(paths.images),
+            )
+            return open_runtime(name, settings)
 
         async with AsyncExitStack() as stack:
-            services = await open_services(stack, paths, find, config)
-            images = Images(paths, config)
+            services = await open_services(stack, paths, connect, config)
+            images = Images(paths, config, whole=services.runtime.images is not None)
             stack.callback(images.close)
             executor = cls(services, config, images)
             stack.push_async_callback(executor._networks.close)  # whatever becomes of closing the jobs before it
             stack.push_async_callback(executor._close)
-            executor.recovered = await executor.recover()
+            executor.recovered = await recover_all(services, executor._networks, everywhere=False)
             await stack.enter_async_context(executor._kept.retaining())
             if config.network.pool:
                 await executor._networks.open()
             yield executor
 
     async def recover(self) -> RecoveryReport:
-        """Destroy what executors that are dead left in this state directory. Others' running jobs are left alone."""
-        services = self._services
-        # Containers first: an engine must not bring up what the ledgers are about to take away.
-        swept = await sweep_runtime(services.runtime, str(services.paths.root))
-        report = await services.in_pool(lambda: recover(services.paths, services.host, services.cgroups))
-        errors = await self._networks.recover(report.running)
-        return replace(report, swept=swept.removed, errors=(*swept.errors, *report.errors, *errors))
+        """Destroy what executors that are dead left in this state directory, and at every engine it was ever used with.
+
+        Others' running jobs are left alone. An engine that does not answer is an error of the report.
+        """
+        return await recover_all(self._services, self._networks, everywhere=True)
 
     async def retain(self) -> tuple[str, ...]:
         """Remove what nobody used for as long as the configuration's `retention` says, and nothing that is in use.
@@ -145,6 +159,10 @@ class Executor:
         :param renew: probe now, whatever is known.
         """
         return await self._capabilities.get(renew=renew)
+
+    def watch_capabilities(self) -> AsyncGenerator[ExecutorCapabilities, None]:
+        """The same, and again whenever it changes: within a minute, or when an attempt fails. Never ends by itself."""
+        return self._capabilities.changes()
 
     async def inspect_sandbox(self) -> SandboxSight:
         """Run the probe's job once and return what it reported from inside its sandbox."""
@@ -213,6 +231,8 @@ class Executor:
         services = requested.service_images
         own = () if requested.image is None else (requested.image,)
         found = await self._images.all_ready((*own, *services.values()), requested.options, self._services.in_pool)
+        if (engine := self._services.runtime.images) is not None and found:
+            found = await at_engine(found, engine)
         return (found[0] if own else None), dict(zip(services, found[len(own) :], strict=True))
 
     def _companions(
@@ -226,7 +246,28 @@ class Executor:
 
         return Companions(lambda sandbox: self._networks.attach(sandbox, request), plan, images)
 
-    async def start(self, prepared: PreparedExecution) -> Execution:
+    async def prepare_job(
+        self,
+        job: Job,
+        *,
+        source: str | Path | None = None,
+        output: str | Path | None = None,
+        attempt_id: str | None = None,
+        labels: Mapping[str, str] = EMPTY,
+        deadline: datetime | None = None,
+        tenant: str = "",
+        trusted: bool = True,
+        images: ImageOptions = AS_USUAL,
+    ) -> PreparedExecution:
+        """As `prepare`, of a job as its author wrote it. Parameters as `run`'s.
+
+        :raises ForgeyardError: as `prepare`.
+        """
+        attempt_id = attempt_id or f"local-{SandboxId.mint()}"
+        context = AttemptContext(attempt_id, tenant, labels=labels, deadline=deadline, trusted=trusted)
+        return await self._prepare_configured(await self._requested(job, context, source, output, images=images))
+
+    async def start(self, prepared: PreparedAttempt) -> Execution:
         """Start a prepared attempt and its steps.
 
         :raises ExecutorError: SPAWN_FAILED and the like; everything made for the attempt is undone.
@@ -251,7 +292,7 @@ class Executor:
         self._running[attempt.sandbox] = execution
         return execution
 
-    async def discard(self, prepared: PreparedExecution) -> None:
+    async def discard(self, prepared: PreparedAttempt) -> None:
         """Undo a prepared attempt that will not be started. Repeating it is no error."""
         attempt = self._prepared.pop(prepared.sandbox_id, None)
         if attempt is not None:
@@ -265,6 +306,7 @@ class Executor:
         source: str | Path | None = None,
         output: str | Path | None = None,
         attempt_id: str | None = None,
+        labels: Mapping[str, str] = EMPTY,
         deadline: datetime | None = None,
         tenant: str = "",
         trusted: bool = True,
@@ -274,21 +316,29 @@ class Executor:
 
         :param source: tree that appears at /work/source, as the profile's or the job's source mode has it.
         :param output: absent or empty directory for what the job leaves in /work/output.
-        :param attempt_id: the caller's own name for the attempt; data only.
+        :param attempt_id, labels: the caller's own names for the attempt; data only.
         :param deadline: an absolute end, with a time zone, that caps the job's own timeout.
         :param tenant, trusted: whose job it is, and whether it may change what others read: see docs/caches.md.
         :param images: how to come by the job's image: when to pull it, whom to tell, which lock pins its tag.
         """
-        attempt_id = attempt_id or f"local-{SandboxId.mint()}"
-        context = AttemptContext(attempt_id, tenant, deadline=deadline, trusted=trusted)
-        requested = await self._requested(job, context, source, output, images=images)
-        execution = await self.start(await self._prepare_configured(requested))
+        prepared = await self.prepare_job(
+            job,
+            source=source,
+            output=output,
+            attempt_id=attempt_id,
+            labels=labels,
+            deadline=deadline,
+            tenant=tenant,
+            trusted=trusted,
+            images=images,
+        )
+        execution = await self.start(prepared)
         try:
             yield execution
         finally:
             await shielded(self.close_execution(execution))
 
-    async def close_execution(self, execution: Execution) -> None:
+    async def close_execution(self, execution: RunningAttempt) -> None:
         """Cancel it if it still runs, wait for its end and drop its output. Repeating it is no error."""
         if self._running.get(SandboxId(execution.sandbox_id)) is not execution:
             return
@@ -300,6 +350,24 @@ class Executor:
     def list_sandboxes(self) -> tuple[SandboxInfo, ...]:
         """The attempts in this executor's state directory, other executors' included."""
         return list_sandboxes(self._services.paths.root)
+
+    async def sandboxes(self) -> tuple[SandboxInfo, ...]:
+        """As `list_sandboxes`, without holding up the event loop."""
+        return await self._services.in_pool(self.list_sandboxes)
+
+    async def inspect_attempt(self, sandbox_id: str) -> tuple[LiveContainer, ...]:
+        """The containers of an attempt of this executor at this moment, its job's first.
+
+        :raises ExecutorError: LOST, when it has none of that id.
+        """
+        from forgeyard_executor.live import containers_of
+
+        sandbox = SandboxId(sandbox_id)
+        execution = self._running.get(sandbox)
+        attempt = self._prepared.get(sandbox) if execution is None else execution.attempt
+        if attempt is None:
+            raise ExecutorError(ExecutorErrorKind.LOST, "no_such_attempt", f"no attempt {sandbox_id} is here")
+        return await self._services.in_pool(lambda: containers_of(attempt, running=execution is not None))
 
     async def generate_bundle(
         self, job: Job, directory: Path, *, source: str | Path | None = None, images: ImageOptions = AS_USUAL
@@ -323,6 +391,23 @@ class Executor:
                 return BundleExport(self._services, request, rootfs, planned).write(directory)
 
         return await self._blocking(requested, export)
+
+    async def inspect_applied(
+        self, job: Job, *, source: str | Path | None = None, images: ImageOptions = AS_USUAL
+    ) -> Inspection:
+        """What the runtime really applies to `job`, from containers that are started as far as their gate and removed.
+
+        Not a byte of the workload runs.
+
+        :raises ForgeyardError: as `prepare` and `start`; nothing is left behind.
+        """
+        from forgeyard_executor.inspection import inspect_attempt
+
+        context = AttemptContext(f"local-{SandboxId.mint()}")
+        requested = await self._requested(job, context, source, images=images)
+        # Whatever the probes saw missing: it is what one wants to see here.
+        prepared = await self._prepare(requested, self._facts(None, requested.lowered))
+        return await inspect_attempt(self._services, self._prepared.pop(prepared.sandbox_id))
 
     async def plan(self, job: Job, *, source: str | Path | None = None, images: ImageOptions = AS_USUAL) -> PlanReport:
         """What this host would make of `job`, field by field; `run` refuses exactly what this refuses.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,12 +89,24 @@ class ReadyImage:
     """An image that is unpacked, and stays so until `hold` is closed.
 
     :param seconds: what fetching and unpacking took; 0 when it was there.
+    :param layout: the OCI layout that has its blobs.
+    :param release: ends what keeps it at the runtime's engine; None where it is not there.
     """
 
     rootfs: RootfsPlan
     hold: ImageHold
     used: ImageUsed
     seconds: float
+    layout: Path
+    release: Callable[[], Awaitable[None]] | None = None
+
+    async def let_go(self) -> None:
+        """Let the runtime's engine remove it. Repeating it is no error.
+
+        :raises ForgeyardError: what the engine says.
+        """
+        if self.release is not None:
+            await self.release()
 
     def close(self) -> None:
         """Let the image be pruned. Repeating it is no error."""
@@ -105,10 +117,12 @@ class Images:
     """The image store of one state directory, as jobs and commands use it.
 
     :param config: whose allowed_registries and allowed_images are asked before a registry is.
+    :param whole: blobs are kept beside what was unpacked of them, for an engine that unpacks them too.
     """
 
-    def __init__(self, paths: StatePaths, config: ExecutorConfig) -> None:
+    def __init__(self, paths: StatePaths, config: ExecutorConfig, *, whole: bool = False) -> None:
         self._root = paths.images
+        self._whole = whole
         self._config = config
         self._store: ImageStore | None = None
         self._opening = threading.Lock()
@@ -235,6 +249,7 @@ class Images:
                 policy=policy,
                 budget=budget,
                 progress=watch,
+                whole=self._whole,
             )
         except InvalidRequest as error:
             if not request.where:
@@ -243,7 +258,8 @@ class Images:
         # `prepare` keeps the image for the hold that follows, so that nobody prunes it in between.
         hold = store.hold(rootfs)
         seconds = time.monotonic() - clock if watch.worked else 0.0
-        return ReadyImage(rootfs, hold, self._used(request, rootfs, watch.source), seconds)
+        layout = store.layout_of(request.reference, Path.cwd())
+        return ReadyImage(rootfs, hold, self._used(request, rootfs, watch.source), seconds, layout)
 
     def _used(self, request: ImageRequest, rootfs: RootfsPlan, source: str) -> ImageUsed:
         from forgeyard_oci.reference import parse_reference

@@ -17,17 +17,18 @@ from forgeyard_executor.planning import UID_COUNT, Planned
 from forgeyard_executor.services import HostServices
 from forgeyard_executor.step_runner import StepRunner, write_scripts
 from forgeyard_host.cgroups import AttemptCgroup
+from forgeyard_host.idmaps import bound_user_namespace
 from forgeyard_host.ledger import Ledger
 from forgeyard_host.operations import DEFAULT_FILES_SIZE, SandboxPlaced, SandboxSetup
 from forgeyard_host.recovery import undo
 from forgeyard_host.uids import UidLease
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError, SandboxError, SandboxErrorKind
 from forgeyard_model.identity import SandboxId
 from forgeyard_model.plan import Bundle, NetworkAttachment, Placement, RootfsPlan
-from forgeyard_model.result import Evidence, ResourceUsage
+from forgeyard_model.result import DiskEvidence, Evidence, ResourceUsage
 from forgeyard_oci.spec import compile_bundle
 from forgeyard_process_shim.channel import ShimChannel
-from forgeyard_runtimes.container import ContainerParts, JobContainer
+from forgeyard_runtimes.container import AtGate, ContainerParts, JobContainer
 from forgeyard_runtimes.contract import ContainerRef
 from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import Spool
@@ -36,6 +37,8 @@ log: Final = logging.getLogger("forgeyard.executor")
 
 CLEANUP_DEADLINE: Final = 60.0
 """Seconds. Cleanup runs on a clock of its own, whatever ended the job."""
+REMOVAL_DEADLINE: Final = 30.0
+"""Seconds of it for the runtime's own removal: an engine that hangs must not keep what is on the host from going."""
 DEATH_GRACE: Final = 1.0
 """Seconds between the death of PID 1 and giving up on its last report."""
 
@@ -92,12 +95,16 @@ class Blueprint:
 
 @dataclass(slots=True)
 class _Held:
-    """What a member holds on the host; filled while it is made, emptied in reverse."""
+    """What a member holds on the host; filled while it is made, emptied in reverse.
+
+    :ivar bounds: the user namespace is the runtime's to make, and gets our limits at the gate.
+    """
 
     ledger: Ledger | None = None
     lease: UidLease | None = None
     cgroup: AttemptCgroup | None = None
     placed: SandboxPlaced | None = None
+    bounds: bool = False
     channel: ShimChannel | None = None
     scripts: dict[int, str] = field(default_factory=dict)
     spool: Spool | None = None
@@ -119,6 +126,7 @@ class Member:
         self._services = services
         self._disk = disk
         self._held = _Held()
+        self._removing: asyncio.Future[None] | None = None
 
     @property
     def sandbox(self) -> SandboxId:
@@ -154,10 +162,12 @@ class Member:
     def _usable(self, placed: SandboxPlaced) -> SandboxPlaced:
         """`placed` without a user namespace that this runtime could not put a container into."""
         runtime = self._services.runtime
-        if placed.user_namespace is None or runtime.joins_user_namespace:
+        # Made by us it comes first, and from inside of it no network of the host's can be joined any more.
+        apart = runtime.network_join == "plumbed" and self.blueprint.network.netns is not None
+        if placed.user_namespace is None or (runtime.joins_user_namespace and not apart):
             return placed
-        note = f"{runtime.name} makes the user namespace itself, so that its inotify instances count as root's"
-        return replace(placed, user_namespace=None, notes=(*placed.notes, note))
+        self._held.bounds = True
+        return replace(placed, user_namespace=None)
 
     def _setup_request(self) -> SandboxSetup:
         planned, user = self.blueprint.planned, self.blueprint.planned.plan.user
@@ -177,8 +187,7 @@ class Member:
 
     def _make_channel(self, placed: SandboxPlaced, base: int) -> None:
         planned, held, files = self.blueprint.planned, self._held, Path(placed.files)
-        for name, text in self.blueprint.files.items():
-            (files / name).write_text(text)
+        _write(files, self.blueprint.files)
         user = planned.plan.user
         held.channel = ShimChannel.create(
             files / "ctl",
@@ -188,6 +197,10 @@ class Member:
             probes=self.blueprint.probes,
         )
         held.scripts = write_scripts(held.channel, planned.steps)
+
+    def rewrite(self, files: Mapping[str, str]) -> None:
+        """Put other texts into the files of its blueprint, in place: the container has them mounted. Microseconds."""
+        _write(Path(self.placed.files), files)
 
     def _compile(self, cgroup: AttemptCgroup, placed: SandboxPlaced) -> None:
         planned = self.blueprint.planned
@@ -260,6 +273,11 @@ class Member:
         """Whether there was a launch, and so perhaps processes."""
         return self._held.container is not None
 
+    @property
+    def disk(self) -> DiskEvidence:
+        """What was seen of its writable layer up to now."""
+        return self._disk.seen
+
     # ---- run
 
     async def launch(self) -> None:
@@ -267,9 +285,23 @@ class Member:
 
         :raises ForgeyardError: the member must then be cleaned up.
         """
-        held, services, blueprint = self._held, self._services, self.blueprint
-        made(held.ledger).intend("container", runtime_root=f"{self.placed.files}/runtime")
-        held.container = JobContainer(
+        held, blueprint, container = self._held, self.blueprint, self._contained()
+        await container.launch(self.bundle, blueprint.rootfs, blueprint.network, phase=self.note_phase)
+        held.steps = StepRunner(container, self.channel, self.spool, held.scripts, merge_output=blueprint.merge_output)
+        self._disk.start(container.kill)
+
+    async def inspect(self) -> AtGate:
+        """In the place of `launch`: start the container up to its gate, which stays shut; what was applied.
+
+        :raises ForgeyardError: the member must then be cleaned up.
+        """
+        return await self._contained().inspect(self.bundle, self.blueprint.rootfs, self.blueprint.network)
+
+    def _contained(self) -> JobContainer:
+        """Its container, which may exist at the runtime from now on."""
+        services, blueprint = self._services, self.blueprint
+        made(self._held.ledger).intend("container", runtime_root=f"{self.placed.files}/runtime")
+        self._held.container = container = JobContainer(
             ContainerParts(
                 runtime=services.runtime,
                 ref=self._ref(),
@@ -280,14 +312,16 @@ class Member:
                 cgroup=self.cgroup,
                 own_namespaces=services.own_namespaces,
                 leaf=blueprint.leaf,
-                plumb=blueprint.plumb,
+                plumb=self._finish if self._held.bounds else blueprint.plumb,
             )
         )
-        await held.container.launch(self.bundle, blueprint.rootfs, blueprint.network, phase=self.note_phase)
-        held.steps = StepRunner(
-            held.container, self.channel, self.spool, held.scripts, merge_output=blueprint.merge_output
-        )
-        self._disk.start(held.container.kill)
+        return container
+
+    async def _finish(self, pid: int) -> None:
+        """What is left to do at the gate."""
+        await shielded(self._services.in_pool(lambda: bound_user_namespace(pid)))
+        if self.blueprint.plumb is not None:
+            await self.blueprint.plumb(pid)
 
     def note_phase(self, name: str, seconds: float) -> None:
         """Remember how long a part of the start took."""
@@ -333,7 +367,7 @@ class Member:
                     await self._held.spool.close_input()  # whoever reads it would wait for a launch that never comes
                 if self._held.container is not None:
                     await past_errors(errors, self._held.container.kill())
-                    await past_errors(errors, self._services.runtime.remove(self._ref()))
+                    await past_errors(errors, self._remove_container())
                 if self._held.channel is not None:
                     self._held.channel.close()
                 await shielded(self._services.in_pool(lambda: self._unwind(errors)))
@@ -342,6 +376,24 @@ class Member:
         for error in errors:
             log.error("cleanup of %s: %s", self.sandbox, error)
         return tuple(errors)
+
+    async def _remove_container(self) -> None:
+        """Have the runtime forget it. What hangs goes on to its own deadline, and a sweep finds what that leaves.
+
+        :raises ForgeyardError: it is not removed, as far as is known.
+        """
+        runtime = self._services.runtime
+        self._removing = removing = asyncio.ensure_future(runtime.remove(self._ref()))
+        done, _ = await asyncio.wait((removing,), timeout=REMOVAL_DEADLINE)
+        if not done:
+            removing.add_done_callback(lambda late: late.cancelled() or late.exception())
+            raise SandboxError(
+                SandboxErrorKind.CLEANUP_FAILED,
+                "runtime_hangs",
+                f"{runtime.name} did not remove the container within {REMOVAL_DEADLINE:g}s",
+                resolution="look at the daemon; `forgeyard gc` tries again",
+            )
+        removing.result()
 
     def _unwind(self, errors: list[str]) -> None:
         """Section 199's order, by the ledger: the same undoing as after a crash."""
@@ -375,6 +427,11 @@ class Member:
         """Delete what it wrote; nothing written is fine."""
         if self._held.spool is not None:
             await self._services.in_pool(self._held.spool.remove)
+
+
+def _write(directory: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (directory / name).write_text(text)
 
 
 async def past_errors(errors: list[str], act: Awaitable[None]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 from forgeyard_executor.environment import HOME
 from forgeyard_executor.member import Member
 from forgeyard_executor.planning import Planned
+from forgeyard_executor.plumbing import Plumbing
 from forgeyard_executor.steps import ResolvedStep
 from forgeyard_host.files import open_beneath
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
+from forgeyard_model.errors import ForgeyardError
 from forgeyard_model.identity import SandboxId
 from forgeyard_model.network import NetworkEvidence
 from forgeyard_model.plan import JobUser, NetworkAttachment
@@ -27,6 +28,7 @@ from forgeyard_model.services import ServiceNetwork, ServiceSpec
 if TYPE_CHECKING:
     from forgeyard_networks.attempt_network import AttemptNetwork, MemberNetwork, NetworkMember
     from forgeyard_networks.manager import NetworkManager
+    from forgeyard_runtimes.contract import NetworkJoin, NetworkShare
 
 JOB: Final = "job"
 _LOOPBACK: Final = "127.0.0.1"
@@ -55,25 +57,10 @@ def network_members(sandbox: SandboxId, request: ExecutionRequest) -> tuple[Netw
     return (job, *(NetworkMember(item.name, item.name, item.aliases) for item in own))
 
 
-def refuse_unplumbed(request: ExecutionRequest) -> None:
-    """Refuse what a container can't have that is connected to its network only once it is there.
-
-    :raises ExecutorError: UNSUPPORTED.
-    """
-    shared = [item.name for item in request.spec.services if item.network is ServiceNetwork.LOCALHOST]
-    if shared:
-        what = f"service {shared[0]} can't share the job's network namespace on this runtime"
-    elif request.network.mode is NetworkMode.CONFLIST:
-        what = "this runtime can't put a job into an operator's network"
-    else:
-        return
-    raise ExecutorError(
-        ExecutorErrorKind.UNSUPPORTED,
-        "network_plumbed",
-        what,
-        details="its containers join no network namespace that is there already",
-        resolution="use the runtime runc or podman, or a network of the job's own",
-    )
+def is_plumbed(request: ExecutionRequest, join: NetworkJoin, share: NetworkShare) -> bool:
+    """Whether the namespaces of `request` are the runtime's to make, and connected at the gate."""
+    shared = any(item.network is ServiceNetwork.LOCALHOST for item in request.spec.services)
+    return join == "plumbed" and not (shared and share == "made")
 
 
 async def attach(
@@ -88,16 +75,21 @@ async def attach(
 
     members = network_members(sandbox, request)
     network = await manager.attach(NetworkRequest(sandbox.value, request.network, members, plumbed=plumbed))
-    return Networked(network, members[0].name, request)
+    return Networked(network, members[0].name, request, sandbox)
 
 
 @dataclass(frozen=True, slots=True)
 class Networked:
-    """The network of one attempt, for its job and its services."""
+    """The network of one attempt, for its job and its services.
+
+    :param sandbox: the job's.
+    """
 
     network: AttemptNetwork
     job: str
     request: ExecutionRequest
+    sandbox: SandboxId
+    plumbing: Plumbing = field(default_factory=Plumbing)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -117,13 +109,43 @@ class Networked:
 
     def attachment(self, service: ServiceSpec | None = None) -> NetworkAttachment:
         """The namespace of the job's container, or of that of `service`."""
-        return NetworkAttachment(self.request.network.mode, self.member(service).netns)
+        netns = self.member(service).netns
+        of = self.sandbox.container if self._joins_job(service) else None
+        return NetworkAttachment(self.request.network.mode, netns, of, self.sandbox.value)
 
     def plumb(self, service: ServiceSpec | None = None) -> Callable[[int], Awaitable[None]] | None:
         """What connects the job's container, or that of `service`, once it is there; None where nothing has to."""
         if self.member(service).netns is not None:
             return None
-        return partial(self.network.plumb, self.job if service is None else service.name)
+        if service is not None and self._joins_job(service):
+            return partial(self._joined, service.name)
+        return partial(self._plumbed, None if service is None else service.name)
+
+    def _joins_job(self, service: ServiceSpec | None) -> bool:
+        """Whether it shares a namespace that the job's container brings along."""
+        shared = service is not None and service.network is ServiceNetwork.LOCALHOST
+        return shared and self.member(service).netns is None
+
+    async def _plumbed(self, service: str | None, pid: int) -> None:
+        before = self.network.settled
+        await self.network.plumb(service or self.job, pid)
+        if self.network.settled and not before:
+            self.plumbing.settle()
+        if service is None:
+            self.plumbing.connected(pid)
+
+    async def _joined(self, service: str, pid: int) -> None:
+        self.plumbing.check_joined(service, pid)
+
+    async def may_launch(self, service: ServiceSpec) -> None:
+        """Wait until there is what its container joins."""
+        if self._joins_job(service):
+            await self.plumbing.job_connected.wait()
+
+    async def may_run(self) -> None:
+        """Wait until every container has its names and its addresses."""
+        if not self.network.settled:
+            await self.plumbing.settled.wait()
 
     def files(self, service: ServiceSpec | None = None) -> Mapping[str, str]:
         """Texts of its /etc, by the names that planning has for them."""

@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forgeyard_executor.networked import Networked, attach, is_networked, refuse_unplumbed
+from forgeyard_executor.networked import Networked, attach, is_networked, is_plumbed
 from forgeyard_model.config import NetworkConfig
 from forgeyard_model.identity import SandboxId
 from forgeyard_model.policy import NetworkMode
 from forgeyard_model.request import ExecutionRequest
 from forgeyard_model.services import ServiceNetwork
 from forgeyard_networks.firewall.registered import HOST_RULES, abandoned
-from forgeyard_runtimes.contract import NetworkJoin
+from forgeyard_runtimes.contract import NetworkJoin, NetworkShare
 
 if TYPE_CHECKING:
     from forgeyard_networks.manager import NetworkCapabilities, NetworkManager
@@ -28,9 +28,17 @@ InPool = Callable[[Callable[[], Any]], asyncio.Future[Any]]
 class Networks:
     """Opens the manager of networks when it is first needed, and closes it."""
 
-    def __init__(self, config: NetworkConfig, state_dir: str, in_pool: InPool, join: NetworkJoin = "inherited") -> None:
+    def __init__(
+        self,
+        config: NetworkConfig,
+        state_dir: str,
+        in_pool: InPool,
+        join: NetworkJoin = "inherited",
+        share: NetworkShare = "made",
+    ) -> None:
         self._config = config
-        self._plumbed = join == "plumbed"
+        self._join: NetworkJoin = join
+        self._share: NetworkShare = share
         self._state_dir = state_dir
         self._in_pool = in_pool
         self._lock = asyncio.Lock()
@@ -65,8 +73,6 @@ class Networks:
         :raises InvalidRequest: for a destination. :raises ExecutorError: UNSUPPORTED.
         """
         if is_networked(request):
-            if self._plumbed:
-                refuse_unplumbed(request)
             own = sum(item.network is ServiceNetwork.OWN for item in request.spec.services)
             self._made().refuse(request.network, own + 1)
 
@@ -75,7 +81,8 @@ class Networks:
 
         :raises ForgeyardError: it can't be made, or not enforced.
         """
-        return await attach(await self.open(), sandbox, request, plumbed=self._plumbed)
+        plumbed = is_plumbed(request, self._join, self._share)
+        return await attach(await self.open(), sandbox, request, plumbed=plumbed)
 
     async def capabilities(self) -> NetworkCapabilities:
         """What networks this host can make, by a look at it."""

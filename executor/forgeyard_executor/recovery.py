@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from forgeyard_executor.engines import Engines, EngineSweep, sweep_engines
+from forgeyard_executor.networks import Networks
+from forgeyard_executor.services import HostServices
 from forgeyard_executor.state import StatePaths
 from forgeyard_host.cgroups import CgroupHost
 from forgeyard_host.files import remove_tree
 from forgeyard_host.host import Host
 from forgeyard_host.ledger import ExecutorLock, LedgerRecord, owner_alive, scan
+from forgeyard_host.locks import is_locked
 from forgeyard_host.mounts import FILES
 from forgeyard_host.recovery import undo
 from forgeyard_model.errors import ForgeyardError
-from forgeyard_runtimes.contract import ContainerRuntime
-
-log: Final = logging.getLogger("forgeyard.executor")
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
     """Sandboxes removed, attempts of live executors that were left alone, and what could not be undone.
 
+    :param errors: a line each, those of `engines` included.
     :param running: names of those that were left alone, their services' included.
-    :param swept: what was removed at the runtime itself, each as ``kind name``.
+    :param engines: what was removed, kept and not removed at each engine that was asked.
     """
 
     removed: tuple[str, ...]
     alive: int
     errors: tuple[str, ...]
     running: tuple[str, ...] = ()
-    swept: tuple[str, ...] = ()
+    engines: tuple[EngineSweep, ...] = ()
 
+    @property
+    def swept(self) -> tuple[str, ...]:
+        """What was removed at engines, each as ``kind name``."""
+        return tuple(what for each in self.engines for what in each.report.removed)
 
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What was removed at the runtime, and what was not: a line each."""
-
-    removed: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
+    def then(self, later: RecoveryReport) -> RecoveryReport:
+        """Both as one: what was removed by either, and what the later one found besides."""
+        before = {each.engine: each.report.removed for each in self.engines}
+        engines = tuple(each.after(before.get(each.engine, ())) for each in later.engines)
+        return replace(later, removed=(*self.removed, *later.removed), engines=engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +71,33 @@ class ServiceInfo:
     pid: int | None
 
 
-async def sweep_runtime(runtime: ContainerRuntime, state_root: str) -> Swept:
-    """Remove what dead executors left at the runtime itself. One that can't be asked is an error of the report."""
+async def recover_all(services: HostServices, networks: Networks, *, everywhere: bool) -> RecoveryReport:
+    """Undo what dead executors left: at engines, in the state directory, on networks.
 
-    def alive(name: str) -> bool:
-        """By a look at this moment: whatever is seen at the runtime has its ledger by then."""
-        if not name:
-            return False
-        if ExecutorLock.held(state_root, name):
-            return True
-        return any(record.sandbox.value == name and owner_alive(record) for record in scan(state_root))
-
-    try:
-        report = await runtime.sweep(alive)
-    except ForgeyardError as error:
-        return Swept(errors=(f"{runtime.name}: {error}",))
-    for what in report.removed:
-        log.info("removed %s at %s", what, runtime.name)
-    return Swept(report.removed, tuple(f"{runtime.name}: {what}: {why}" for what, why in report.failed))
+    :param everywhere: ask every engine on record; else the others only if somebody died, for they may be slow or gone.
+    """
+    paths = services.paths
+    everywhere = everywhere or await services.in_pool(lambda: has_orphans(paths))
+    engines = await sweep_engines(services.runtime, paths, everywhere=everywhere)
+    report = await services.in_pool(lambda: recover(paths, services.host, services.cgroups, engines))
+    errors = await networks.recover(report.running)
+    return replace(report, errors=(*report.errors, *errors))
 
 
-def recover(paths: StatePaths, host: Host, cgroups: CgroupHost) -> RecoveryReport:
-    """Undo every attempt whose executor is dead. Idempotent; goes on past errors."""
-    removed, errors = [], []
+def has_orphans(paths: StatePaths) -> bool:
+    """Whether an executor of this state directory died, or left something undone. Blocking."""
+    root = str(paths.root)
+    locks = Path(root, "executors").glob("*.lock")
+    return any(not is_locked(lock) for lock in locks) or any(not owner_alive(record) for record in scan(root))
+
+
+def recover(paths: StatePaths, host: Host, cgroups: CgroupHost, engines: Engines) -> RecoveryReport:
+    """Undo every attempt whose executor is dead. Idempotent; goes on past errors. Blocking.
+
+    :param engines: what came of them. Containers go first: an engine must not bring up what ledgers then take away.
+    """
+    removed: list[str] = []
+    errors = list(engines.errors)
     running: list[str] = []
     alive = 0
     # Services first: a runtime that was about to start one could make its group anew below that of its job.
@@ -111,8 +119,9 @@ def recover(paths: StatePaths, host: Host, cgroups: CgroupHost) -> RecoveryRepor
         cgroups.remove_empty(f"/forgeyard/{record.owner}")
     _remove_spools(paths, errors)
     if not errors:
+        # Until then the locks of the dead say that there is something to do, at every engine on record.
         ExecutorLock.sweep(str(paths.root))
-    return RecoveryReport(tuple(removed), alive, tuple(errors), tuple(running))
+    return RecoveryReport(tuple(removed), alive, tuple(errors), tuple(running), engines.sweeps)
 
 
 def _about(record: LedgerRecord) -> dict[str, Any]:

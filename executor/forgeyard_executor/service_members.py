@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import Final
+from collections.abc import AsyncGenerator, Iterable
+from typing import TYPE_CHECKING, Final
 
 from forgeyard_executor.member import DEATH_GRACE, Member
 from forgeyard_executor.steps import exec_failure
@@ -18,30 +18,26 @@ from forgeyard_process_shim.protocol import BackgroundExited, NoExec, StepComman
 from forgeyard_services.contract import ProbeOutcome, ServiceEnd
 from forgeyard_services.shim_probe import probe_in
 
-_MAIN: Final = 1
+if TYPE_CHECKING:
+    from forgeyard_executor.networked import Networked
 
-Connect = Callable[[int, float], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-"""To a port, within so many seconds, from the job's network."""
+_MAIN: Final = 1
 
 
 class ServiceContainer:
-    """One service: its member, and its program in it. The supervisor's RunningService.
+    """One service: its member, and its program in it. The supervisor's RunningService."""
 
-    :param connect: to the service's own address.
-    """
-
-    def __init__(self, spec: ServiceSpec, member: Member, address: str, connect: Connect) -> None:
+    def __init__(self, spec: ServiceSpec, member: Member, network: Networked) -> None:
         self.spec = spec
         self.member = member
-        self._address = address
-        self._connect = connect
+        self._network = network
         self._last_id = _MAIN
         self._ended: asyncio.Future[ServiceEnd] | None = None
 
     @property
     def address(self) -> str:
         """Where the job reaches it."""
-        return self._address
+        return self._network.address(self.spec)
 
     @property
     def identity(self) -> str:
@@ -69,14 +65,16 @@ class ServiceContainer:
         return self._ended
 
     async def launch(self) -> None:
-        """Its container, up to the open gate.
+        """Its container, up to the open gate, and everything that its program may ask for by name.
 
         :raises ForgeyardError: the attempt must then be cleaned up.
         """
+        await self._network.may_launch(self.spec)
         self._ended = asyncio.get_running_loop().create_future()
         self.member.channel.on_background_end = self._program_ended
         await self.member.launch()
         self.member.container.death.add_done_callback(self._container_died)
+        await self._network.may_run()
 
     async def start_main(self) -> None:
         """Start its program. That it can't be executed shows in `ended`."""
@@ -85,7 +83,7 @@ class ServiceContainer:
         try:
             answer = await self.member.container.start_background(command)
         except ShimDied as error:
-            self._end(None, str(error))
+            self._lose(str(error))
             return
         if isinstance(answer, NoExec):
             self._end(None, exec_failure(resolved, answer.stage.name.lower(), answer.errno)[1])
@@ -99,7 +97,7 @@ class ServiceContainer:
 
     async def connect(self, port: int, seconds: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a port of it."""
-        return await self._connect(port, seconds)
+        return await self._network.connect(self.spec, port, seconds)
 
     async def output(self) -> AsyncGenerator[bytes, None]:
         """What it writes, from the first byte on."""
@@ -137,16 +135,21 @@ class ServiceContainer:
     def _container_died(self, death: asyncio.Future[None]) -> None:
         if not death.cancelled():
             # How its program ended may still be in the pipe.
-            asyncio.get_running_loop().call_later(DEATH_GRACE, self._end, None, "its container died")
+            asyncio.get_running_loop().call_later(DEATH_GRACE, self._lose, "its container was ended from outside")
 
-    def _end(self, exited: ProcessExit | None, error: str) -> None:
+    def _lose(self, error: str) -> None:
+        self._end(None, error, lost=True)
+
+    def _end(self, exited: ProcessExit | None, error: str, *, lost: bool = False) -> None:
         if self.ended.done():
             return
         evidence = self.evidence()
         if evidence.disk.full and evidence.disk.limit is not None:
             error = f"it wrote more than its {format_size(evidence.disk.limit)}"
         killed = bool(evidence.memory.oom_kills) and (exited is None or not exited.ok)
-        self.ended.set_result(ServiceEnd(exited, killed, error))
+        # Only these two limits end a container, see `verdict`; a full disk of a limit that is held ends nobody.
+        limited = killed or (evidence.disk.full and evidence.disk.watched)
+        self.ended.set_result(ServiceEnd(exited, killed, error, lost and not limited))
 
 
 class ServiceLauncher:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from forgeyard_executor.engines import engine_of, remember
 from forgeyard_executor.state import StatePaths
 from forgeyard_host.cgroups import CgroupHost
 from forgeyard_host.host import Host
@@ -62,16 +63,20 @@ _POOL_SIZE: Final = 4
 
 
 async def open_services(
-    stack: AsyncExitStack, paths: StatePaths, find: Callable[[str], Awaitable[ContainerRuntime]], config: ExecutorConfig
+    stack: AsyncExitStack,
+    paths: StatePaths,
+    connect: Callable[[str], AbstractAsyncContextManager[ContainerRuntime]],
+    config: ExecutorConfig,
 ) -> HostServices:
     """Everything that lives as long as the executor; `stack` closes it in reverse.
 
-    :param find: the runtime's adapter, for the executor of that id. Before anything is made: it may not be there.
+    :param connect: the runtime's adapter, for the executor of that id. Before anything is made: it may not be there.
     """
     executor_id = SandboxId.mint().value
-    runtime = await find(executor_id)
-    stack.push_async_callback(runtime.close)
+    runtime = await stack.enter_async_context(connect(executor_id))
     paths.make()
+    if (engine := engine_of(runtime)) is not None:
+        await asyncio.to_thread(remember, paths, engine)
     lock = ExecutorLock(str(paths.root), executor_id)
     stack.callback(lock.release)
     cgroups = CgroupHost.detect()

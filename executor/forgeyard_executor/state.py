@@ -48,6 +48,11 @@ class StatePaths:
         return self.root / "spool"
 
     @property
+    def engines(self) -> Path:
+        """Addresses of the daemons that ever had a container of this state directory."""
+        return self.root / "engines"
+
+    @property
     def rootfs(self) -> Path:
         """Skeletons of the host rootfs."""
         return self.root / "rootfs"

@@ -1,13 +1,20 @@
 """From what ended the steps, how they ended and what the kernel counted, to the outcome. Pure.
 
 Exit 137 alone is never a memory kill, 159 alone never a violation: the number is the workload's to choose. And
-nothing the workload does makes its failure ours: InfrastructureFailure comes from our own end cause only.
+nothing the workload does makes its failure ours: InfrastructureFailure comes from causes that it can't bring about.
+
+The death of PID 1 is one of them. Nothing inside kills it: SIGKILL and SIGSTOP from inside never reach the init of a
+pid namespace, it blocks every other signal, it can be neither traced nor written to, its channel is out of reach, and
+limits of another process, at whose RLIMIT_CPU the kernel would kill, can't be set under any filter of ours. What is
+left to the job is to exhaust its own memory or disk, and those are counted. So a death without such a count came from
+outside, whoever it was: an engine that knows who makes the message better, and no verdict rests on its telling in time.
 """
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from typing import Final
 
 from forgeyard_model.result import (
     CancellationReason,
@@ -16,6 +23,7 @@ from forgeyard_model.result import (
     EndCause,
     Evidence,
     ExecutionOutcome,
+    MemoryEvidence,
     StepResult,
 )
 from forgeyard_model.units import format_duration, format_size
@@ -23,6 +31,10 @@ from forgeyard_model.units import format_duration, format_size
 EXIT_TIMED_OUT, EXIT_REFUSED = 124, 125
 EXIT_OOM = EXIT_LOST = 137
 EXIT_CANCELLED = 143
+
+_KILLED: Final = (
+    "PID 1 of the sandbox was ended from outside while the job ran; how the job would have ended is not known"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +89,8 @@ def _by_cause(end: End, steps: tuple[StepResult, ...], evidence: Evidence) -> Ve
             # The workload's, whatever ended it: what a service is made of is the job's to say.
             return Verdict(ExecutionOutcome.FAILED, EXIT_REFUSED, end.detail)
         case EndCause.SANDBOX_DIED:
-            return _resources(evidence, code=EXIT_OOM) or Verdict(
-                ExecutionOutcome.FAILED, EXIT_OOM, "the sandbox's PID 1 died while the job ran"
+            return _ended_pid1(evidence) or Verdict(
+                ExecutionOutcome.INFRASTRUCTURE_FAILURE, EXIT_REFUSED, end.detail or _KILLED
             )
         case EndCause.EXITED:
             return None
@@ -101,20 +113,33 @@ def _by_steps(steps: tuple[StepResult, ...], evidence: Evidence) -> Verdict | No
 
 def _resources(evidence: Evidence, *, code: int) -> Verdict | None:
     """The limit that explains a failure, from counters the job can't write."""
-    memory, pids, disk = evidence.memory, evidence.pids, evidence.disk
-    if memory.oom_kills:
-        message = "out of memory"
-        if memory.peak is not None and memory.limit is not None:
-            message += f": peak {format_size(memory.peak)} of {format_size(memory.limit)}"
-        if memory.tmpfs:
-            message += f", {format_size(memory.tmpfs)} of it files on tmpfs"
-        return Verdict(ExecutionOutcome.OUT_OF_MEMORY, EXIT_OOM, message)
+    pids, disk = evidence.pids, evidence.disk
+    if evidence.memory.oom_kills:
+        return _out_of_memory(evidence.memory)
     if pids.refused:
         message = f"process limit of {pids.limit} reached {pids.refused} times"
         return Verdict(ExecutionOutcome.RESOURCE_EXCEEDED, code or 1, message)
     if disk.full:
         return Verdict(ExecutionOutcome.RESOURCE_EXCEEDED, code or 1, _disk_message(disk))
     return None
+
+
+def _ended_pid1(evidence: Evidence) -> Verdict | None:
+    """The limit of the job's own that kills: a refused fork does not, nor a file system that is full."""
+    if evidence.memory.oom_kills:
+        return _out_of_memory(evidence.memory)
+    if evidence.disk.full and evidence.disk.watched:
+        return Verdict(ExecutionOutcome.RESOURCE_EXCEEDED, EXIT_LOST, _disk_message(evidence.disk))
+    return None
+
+
+def _out_of_memory(memory: MemoryEvidence) -> Verdict:
+    message = "out of memory"
+    if memory.peak is not None and memory.limit is not None:
+        message += f": peak {format_size(memory.peak)} of {format_size(memory.limit)}"
+    if memory.tmpfs:
+        message += f", {format_size(memory.tmpfs)} of it files on tmpfs"
+    return Verdict(ExecutionOutcome.OUT_OF_MEMORY, EXIT_OOM, message)
 
 
 def _disk_message(disk: DiskEvidence) -> str:

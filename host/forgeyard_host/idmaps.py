@@ -126,6 +126,10 @@ class NamespaceCache:
             self._known.clear()
 
 
+_ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+_PATIENCE: Final = 10.0
+"""Seconds for a program of milliseconds."""
+_BOUND: Final = "for pair; do echo ${pair#*=} > /proc/sys/user/${pair%%=*} || exit; done"
 _HELPER: Final = """
 read go && echo && read go || exit
 for pair; do echo ${pair#*=} > /proc/sys/user/${pair%%=*} || exit; done 2>/dev/null
@@ -143,6 +147,39 @@ def _limits() -> tuple[str, ...]:
     return f"max_inotify_instances={most}", f"max_inotify_watches={watches}", "max_user_namespaces=0"
 
 
+def bound_user_namespace(pid: int) -> None:
+    """Set the same limits in the user namespace of process `pid`, one that a runtime made. Blocking.
+
+    Nothing may run in it yet; the caller holds the process by a pidfd. A tiny program again: a thread can't enter one.
+
+    :raises SandboxError: NAMESPACE_FAILED; what the namespace holds would be charged to root without a bound.
+    """
+    try:
+        done = subprocess.run(
+            ["nsenter", f"--user=/proc/{pid}/ns/user", "--", "sh", "-c", _BOUND, "sh", *_limits()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=_ENVIRONMENT,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _unbounded(str(error)) from error
+    if done.returncode != 0:
+        raise _unbounded(done.stderr.decode(errors="replace").strip() or f"exit {done.returncode}")
+
+
+def _unbounded(details: str) -> SandboxError:
+    return SandboxError(
+        SandboxErrorKind.NAMESPACE_FAILED,
+        "user_namespace_limits",
+        "cannot set the limits of a container's user namespace",
+        details=details,
+        resolution="install util-linux; the sysctls user.max_* need Linux 4.9",
+    )
+
+
 def _make_namespace(idmap: IdMap) -> UserNamespace:
     """A new user namespace, with limits of its own where the host can set them.
 
@@ -156,7 +193,7 @@ def _make_namespace(idmap: IdMap) -> UserNamespace:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+            env=_ENVIRONMENT,
             bufsize=0,
         ) as child:
             try:

@@ -152,6 +152,11 @@ def scan(state_dir: str) -> list[LedgerRecord]:
     return [record for name in names if (record := _read(state_dir, name)) is not None]
 
 
+def find_record(state_dir: str, sandbox: str) -> LedgerRecord | None:
+    """The ledger of the attempt `sandbox`; None when it has none, or that is no attempt's id."""
+    return _read(state_dir, f"{sandbox}.jsonl")
+
+
 def _read(state_dir: str, name: str) -> LedgerRecord | None:
     stem, dot, suffix = name.partition(".")
     path = f"{state_dir}/ledger/{name}"

@@ -20,8 +20,9 @@ from forgeyard_host.processes import pidfd_open, wait_ended
 from forgeyard_model.capabilities import Feature, Probe
 from forgeyard_model.errors import SandboxError
 
-PATIENCE: Final = 1.5
-"""Seconds in which a limit has to be met; it takes some ten milliseconds."""
+PATIENCE: Final = 15.0
+"""Seconds in which a limit has to be met. It takes some ten milliseconds; a host under load or in emulation, seconds,
+and to be told for that reason that it holds no limits would be wrong."""
 
 _MEMORY: Final = 8 << 20
 _PIDS: Final = 4

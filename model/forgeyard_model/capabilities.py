@@ -80,6 +80,7 @@ class ExecutorCapabilities:
     """Claims of one backend on this host, and the probes behind them.
 
     :param cgroup: "v1" (also hybrid) or "v2"; empty when none was found. controllers: those really there.
+    :param rootfs: who unpacks images: ``own`` (the executor), or the engine's ``snapshotter`` or ``image`` store.
     """
 
     runtime: str
@@ -93,6 +94,7 @@ class ExecutorCapabilities:
     controllers: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = field(default=())
     probed_at: datetime | None = None
+    rootfs: str = "own"
 
     def has(self, feature: Feature) -> bool:
         """Whether a probe saw `feature` work. One that was not probed is not had."""

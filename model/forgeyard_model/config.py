@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from forgeyard_model.config_serve import ServeConfig
 from forgeyard_model.limits import ResourceLimits
 from forgeyard_model.policy import ApprovedHostPath, IsolationLevel, Need, NetworkDestination
 
 DEFAULT_STATE_DIR: Final = "/var/lib/forgeyard"
 DEFAULT_RUNTIME: Final = "runc"
+OWN_ROOTFS: Final = "own"
+"""Images are unpacked by the executor, in its own store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,28 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Addresses of daemons; empty: the environment decides, then the usual place."""
+
+    containerd: str = ""
+    podman: str = ""
+    docker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RootfsRules:
+    """Who unpacks images for the containers of an engine: ``own`` is the executor, the other word the engine."""
+
+    containerd: str = OWN_ROOTFS
+    podman: str = OWN_ROOTFS
+    docker: str = OWN_ROOTFS
+
+    def of(self, runtime: str) -> str:
+        """What holds for a runtime; a command line has nothing but the executor."""
+        return str(getattr(self, runtime, OWN_ROOTFS))
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorConfig:
     """The effective configuration; a field that nothing sets has the product's default.
 
@@ -139,6 +164,8 @@ class ExecutorConfig:
 
     state_dir: str = DEFAULT_STATE_DIR
     runtime: str = DEFAULT_RUNTIME
+    endpoints: Endpoints = field(default_factory=Endpoints)
+    rootfs: RootfsRules = field(default_factory=RootfsRules)
     minimum_isolation: IsolationLevel = IsolationLevel.NONE
     user_namespace: Need = Need.REQUIRED
     default_limits: ResourceLimits = field(default_factory=ResourceLimits)
@@ -152,6 +179,7 @@ class ExecutorConfig:
     watermarks: Watermarks = field(default_factory=Watermarks)
     caches: CacheRules = field(default_factory=CacheRules)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     origins: tuple[tuple[str, str], ...] = ()
 
     def origin(self, key: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from ipaddress import IPv4Network
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictInt, WithJsonSchema, model_validator
 
 from forgeyard_model.config import FetchCredential, Space
+from forgeyard_model.config_file_serve import ServeTable
 from forgeyard_model.errors import InvalidRequest
 from forgeyard_model.jobfile_support import UNLIMITED
 from forgeyard_model.jobfile_types import (
@@ -41,6 +42,7 @@ _SHARE: Final = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?)\s*%\Z")
 _PROXY: Final = re.compile(r"http://[A-Za-z0-9.-]{1,253}:[0-9]{1,5}/?\Z")
 _BLOCK: Final = 27
 _MOST_POOL: Final = 256
+_ENDPOINT: Final = re.compile(r"[a-z+]+://[^\s\x00-\x1f\x7f]+\Z")
 _RUNTIME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 
 
@@ -65,6 +67,12 @@ def _pattern(text: str) -> str:
 def _runtime(text: str) -> str:
     if not _RUNTIME.match(text):
         raise refusal("write the name of a runtime, such as runc or podman")
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if not _ENDPOINT.match(text):
+        raise refusal("write unix:///PATH")
     return text
 
 
@@ -105,6 +113,7 @@ SpaceText = Annotated[
     PlainValidator(_space),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["5GiB", "10%"]}),
 ]
+Endpoint = Annotated[Argument, AfterValidator(_endpoint)]
 AbsolutePath = Annotated[Argument, AfterValidator(_host_path)]
 Pattern = Annotated[Argument, AfterValidator(_pattern)]
 _Limited = AfterValidator(_limited)
@@ -153,6 +162,22 @@ class ApprovedPathTable(Strict):
     source: AbsolutePath = Field(description="Path on the host.")
     destination: AbsolutePath | None = Field(None, description="Path in the sandbox; the same when left out.")
     read_only: StrictBool = Field(True, description="Whether jobs may only read it.")
+
+
+class EndpointsTable(Strict):
+    """Where daemons listen, in the place of what the environment and Docker's contexts say."""
+
+    containerd: Endpoint | None = Field(None, description="unix:///PATH of containerd's socket.")
+    podman: Endpoint | None = Field(None, description="unix:///PATH of the socket of root's Podman service.")
+    docker: Endpoint | None = Field(None, description="unix:///PATH of dockerd's socket, or tcp://127.0.0.1:PORT.")
+
+
+class RootfsTable(Strict):
+    """Who unpacks images, by runtime: own is the executor itself."""
+
+    containerd: Literal["own", "snapshotter"] | None = Field(None, description="own, or containerd's snapshotter.")
+    podman: Literal["own", "image"] | None = Field(None, description="own, or image: Podman's own store.")
+    docker: Literal["own", "image"] | None = Field(None, description="own, or image: Docker's own store.")
 
 
 class RetentionTable(Strict):
@@ -264,6 +289,8 @@ class ConfigFile(Strict):
     runtime: Annotated[str, AfterValidator(_runtime)] | None = Field(
         None, description="Who runs containers: runc, crun, containerd, podman or docker."
     )
+    endpoints: EndpointsTable | None = Field(None, description="Where daemons listen.")
+    rootfs: RootfsTable | None = Field(None, description="Who unpacks images, by runtime. System file only.")
     minimum_isolation: Annotated[IsolationLevel, AfterValidator(_bounded)] | None = Field(
         None, description="No job runs behind less."
     )
@@ -284,7 +311,8 @@ class ConfigFile(Strict):
     watermarks: WatermarksTable | None = Field(None, description="What happens when disk space gets short.")
     caches: CachesTable | None = Field(None, description="Bounds of the caches between jobs.")
     network: NetworkTable | None = Field(None, description="Networks of jobs. System file only.")
+    serve: ServeTable | None = Field(None, description="The server of `forgeyard serve`. System file only.")
 
 
-SYSTEM_ONLY: Final = ("user_namespace", "uid_block", "approved_host_paths", "caches", "network")
+SYSTEM_ONLY: Final = ("user_namespace", "uid_block", "approved_host_paths", "caches", "network", "rootfs", "serve")
 """Keys that decide for everybody on the host."""

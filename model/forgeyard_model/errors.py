@@ -31,11 +31,12 @@ class SandboxErrorKind(StrEnum):
 
 
 class ExecutorErrorKind(StrEnum):
-    """Kinds of executor failure (seed, section 243)."""
+    """Kinds of executor failure (seed, section 243). CANCELLED: before a workload started, so there is no result."""
 
     PREPARE = "prepare"
     SPAWN_FAILED = "spawn_failed"
     IO_FAILED = "io_failed"
+    CANCELLED = "cancelled"
     CANCEL_FAILED = "cancel_failed"
     TIMEOUT = "timeout"
     LOST = "lost"
@@ -201,6 +202,8 @@ class ExecutorError(ForgeyardError):
         """That of the sandbox failure behind it; unsupported requests are configuration."""
         if self.sandbox is not None:
             return self.sandbox.failure_class
+        if self.kind is ExecutorErrorKind.CANCELLED:
+            return FailureClass.CANCELLED
         if self.kind is ExecutorErrorKind.UNSUPPORTED:
             return FailureClass.CONFIGURATION
         return FailureClass.INFRASTRUCTURE

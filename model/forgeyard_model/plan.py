@@ -60,6 +60,20 @@ class ImageHealthcheck:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineImage:
+    """An image as the engine has it that unpacked it.
+
+    :param identity: what the engine calls it, by digest, and has to say of a container that is made of it.
+    :param hold: what was made to keep it there while an attempt uses it, by name.
+    :param volumes: paths that its config declares, over which an engine may put volumes of its own.
+    """
+
+    identity: str
+    hold: str
+    volumes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RootfsPlan:
     """A root filesystem as data. Made by `oci` for images and by `process_shim` for the host rootfs.
 
@@ -73,6 +87,7 @@ class RootfsPlan:
     :param volumes: directories that the image writes to: absolute, writable even on a read-only root.
     :param exposed_ports: what the image listens on, as ``5432/tcp``; nothing is published for them.
     :param healthcheck: None when the image has none, or switches its base's off.
+    :param engine: the image whose layers at the runtime's engine `lowers` are; None for our own store's.
     """
 
     kind: ExecutorKind
@@ -90,6 +105,7 @@ class RootfsPlan:
     volumes: tuple[str, ...] = ()
     exposed_ports: tuple[str, ...] = ()
     healthcheck: ImageHealthcheck | None = None
+    engine: EngineImage | None = None
 
 
 class MountKind(StrEnum):
@@ -180,10 +196,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NetworkAttachment:
-    """What `networks` made for an attempt. `netns` None: the runtime makes the namespace, loopback only."""
+    """What `networks` made for an attempt. `netns` None: the runtime makes the namespace, loopback only.
+
+    :param of: name of a container of the same attempt, whose namespace it is to share; that one runs by then.
+    :param attempt: id of the attempt's sandbox, which is that of its job; empty where nothing was made for it.
+    """
 
     mode: NetworkMode
     netns: str | None = None
+    of: str | None = None
+    attempt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,3 +232,8 @@ class PreparedExecution:
     filesystem: FilesystemPolicy
     resource_limits: ResourceLimits
     notes: tuple[str, ...] = ()
+
+    @property
+    def bundle_digest(self) -> str:
+        """Of `bundle`."""
+        return self.bundle.bundle_digest

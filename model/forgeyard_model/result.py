@@ -226,7 +226,12 @@ class ImageUsed:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What really ran, and behind which boundary. Nothing here is a claim that was not read back."""
+    """What really ran, and behind which boundary. Nothing here is a claim that was not read back.
+
+    :param stricter: where the runtime applied more than the job's bundle says, and does not always: ``field: what``.
+    :param engine_image: the image at the runtime's engine that the root is made of, as the engine calls it; empty where
+        the executor unpacked the image itself.
+    """
 
     profile: ExecutionProfile
     isolation: IsolationLevel
@@ -240,6 +245,8 @@ class Provenance:
     impure: tuple[str, ...] = ()
     uid_base: int | None = None
     image: ImageUsed | None = None
+    stricter: tuple[str, ...] = ()
+    engine_image: str = ""
 
 
 class ServiceState(StrEnum):

@@ -76,6 +76,11 @@ class AttemptNetwork(Protocol):
         """By name, the job first."""
 
     @property
+    def settled(self) -> bool:
+        """Whether addresses and names of all members are known. An operator's plugins tell them as members are plumbed;
+        `members` has them from then on, and no program may run before."""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is worth a reader's time and changes no verdict."""
 

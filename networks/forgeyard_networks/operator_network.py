@@ -12,7 +12,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from forgeyard_host.netns import NetNamespace, new_namespace, pin, stream_socket, unpin
+from forgeyard_host.links import Links, Up
+from forgeyard_host.netns import (
+    NetNamespace,
+    in_namespace,
+    namespace_of,
+    new_namespace,
+    pin,
+    set_sysctls,
+    stream_socket,
+    unpin,
+)
 from forgeyard_host.processes import own_start_time, start_time
 from forgeyard_model.errors import ForgeyardError, SandboxError, SandboxErrorKind
 from forgeyard_model.network import NetworkEvidence
@@ -50,52 +60,46 @@ class OperatorNetwork:
         self.notes: tuple[str, ...] = (_NOTE.format(request.policy.conflist),)
         self.members: Mapping[str, MemberNetwork] = MappingProxyType({})
         self._request, self._cni, self._pins, self._in_pool, self._forget = request, cni, pins, in_pool, forget
+        self._containers = tuple(container_id(request.sandbox, number) for number in range(len(request.members)))
         self._namespaces: dict[str, NetNamespace] = {}
+        self._results: dict[str, CniResult] = {}
         self._closing = asyncio.Lock()
 
     async def attach(self) -> None:
-        """Make the members' namespaces, and have the plugins fill them.
+        """Make the members' namespaces, and have the plugins fill them; where runtimes make them, `plumb` does.
 
         :raises SandboxError: NAMESPACE_FAILED, or NETWORK_SETUP_FAILED: the plugin's own error.
         """
-        members = self._request.members
-        containers = [container_id(self._request.sandbox, number) for number in range(len(members))]
-        await to_the_end(self._in_pool(lambda: self._pin(containers)))
-        results: list[CniResult] = await to_the_end(
-            *(self._cni.add(container, str(pin_path(self._pins, container)), _IFNAME) for container in containers)
-        )
-        names = member_names(members, [self._address(result) for result in results])
-        self.members = MappingProxyType(
-            {
-                own.name: MemberNetwork(
-                    netns=str(pin_path(self._pins, container)),
-                    address=str(own.address),
-                    hosts=hosts_text(own, names),
-                    resolv_conf=_resolv_conf(result.dns),
-                    hostname=own.hostname or own.name,
-                )
-                for own, container, result in zip(names, containers, results, strict=True)
-            }
-        )
+        if not self._request.plumbed:
+            await to_the_end(self._in_pool(self._make))
+            await to_the_end(*map(self._fill, self._containers))
+        self.members = MappingProxyType(self._settled_members() if self.settled else self._awaited_members())
+
+    @property
+    def settled(self) -> bool:
+        """See AttemptNetwork."""
+        return len(self._results) == len(self._containers)
 
     async def connect(
         self, address: str, port: int, timeout: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """See AttemptNetwork. There is no router to connect from: the job's own namespace is what comes nearest."""
-        job = next(iter(self._namespaces.values()))
+        job = self._namespaces.get(self._containers[0])
+        if job is None:
+            raise ConnectionRefusedError("the job's container has yet to be made")
         return await connected(lambda: stream_socket(job.fd), address, port, timeout)
 
     async def plumb(self, member: str, pid: int) -> None:
-        """See AttemptNetwork: plugins fill namespaces that we name, before anything is in them.
+        """See AttemptNetwork. Pinned as one of ours is, so that DEL finds it when its last process is gone.
 
-        :raises SandboxError: NETWORK_SETUP_FAILED, always.
+        :raises SandboxError: also the plugin's own error; `close` takes back what there is then.
         """
-        raise SandboxError(
-            SandboxErrorKind.NETWORK_SETUP_FAILED,
-            "cni_plumbed",
-            f"{member}: a container on network {self._request.policy.conflist} has to join the namespace made for it",
-            resolution="use a runtime that can, such as runc",
-        )
+        number = [own.name for own in self._request.members].index(member)
+        container, namespace = self._containers[number], namespace_of(pid)
+        await to_the_end(self._in_pool(lambda: self._take(container, namespace)))
+        await self._fill(container)
+        if self.settled:
+            self.members = MappingProxyType(self._settled_members())
 
     async def evidence(self) -> NetworkEvidence:
         """See AttemptNetwork: none of it is ours."""
@@ -127,15 +131,52 @@ class OperatorNetwork:
         self._forget(self)
         self.failed.cancel()
 
-    def _pin(self, containers: list[str]) -> None:
-        for container in containers:
-            made = new_namespace(_SYSCTLS)
-            try:
-                pin(made, pin_path(self._pins, container))
-            except BaseException:
-                made.close()
-                raise
-            self._namespaces[container] = made
+    def _make(self) -> None:
+        for container in self._containers:
+            self._pin(container, new_namespace(_SYSCTLS))
+
+    def _take(self, container: str, namespace: NetNamespace) -> None:
+        """Make a runtime's namespace what one of ours is."""
+        self._pin(container, namespace)
+        in_namespace(namespace.fd, lambda: set_sysctls(_SYSCTLS))
+        inner = Links.at(namespace.fd)
+        try:
+            inner.run(Up("lo"))
+        finally:
+            inner.close()
+
+    def _pin(self, container: str, namespace: NetNamespace) -> None:
+        try:
+            pin(namespace, pin_path(self._pins, container))
+        except BaseException:
+            namespace.close()
+            raise
+        self._namespaces[container] = namespace
+
+    async def _fill(self, container: str) -> None:
+        (result,) = await to_the_end(self._cni.add(container, str(pin_path(self._pins, container)), _IFNAME))
+        self._results[container] = result
+
+    def _settled_members(self) -> dict[str, MemberNetwork]:
+        results = [self._results[container] for container in self._containers]
+        names = member_names(self._request.members, [self._address(result) for result in results])
+        return {
+            own.name: MemberNetwork(
+                netns=None if self._request.plumbed else str(pin_path(self._pins, container)),
+                address=str(own.address),
+                hosts=hosts_text(own, names),
+                resolv_conf=_resolv_conf(result.dns),
+                hostname=own.hostname or own.name,
+            )
+            for own, container, result in zip(names, self._containers, results, strict=True)
+        }
+
+    def _awaited_members(self) -> dict[str, MemberNetwork]:
+        """What is known before the plugins were run."""
+        return {
+            own.name: MemberNetwork(None, "", "", resolv_text(None), own.hostname or own.name)
+            for own in self._request.members
+        }
 
     def _address(self, result: CniResult) -> IPv4Address:
         if result.ipv4:

@@ -77,11 +77,13 @@ class ImageStore:
         policy: PullPolicy = PullPolicy.MISSING,
         budget: Budget | None = None,
         progress: Progress | None = None,
+        whole: bool = False,
     ) -> RootfsPlan:
         """The root filesystem of an image, pulled and unpacked if it isn't yet. Call hold() for as long as it is used.
 
         :param platform: as OS/ARCH; None is this host's.
         :param base_dir: what a relative layout path is relative to.
+        :param whole: with its blobs in the store, where it comes from a registry.
         :param user: the job's `user:`, which beats the image's USER.
         :raises InvalidRequest: a malformed reference, or a user the image does not know.
         :raises SandboxError: an image that is damaged or breaks a rule, or is not there.
@@ -89,8 +91,8 @@ class ImageStore:
             registry), TIMEOUT, or cancelled.
         """
         image = parse_reference(reference)
-        wish = Wish(image, self._platform(platform), base_dir, policy, budget or Budget(), progress or NoProgress())
-        ready = self._get(wish)
+        wanted, budget, progress = self._platform(platform), budget or Budget(), progress or NoProgress()
+        ready = self._get(Wish(image, wanted, base_dir, policy, budget, progress, whole=whole))
         plan = ready.plan
         if not image.digest:
             note = f"image {reference} resolved to {image.pinned(ready.record.requested)}"
@@ -142,6 +144,11 @@ class ImageStore:
             return image.pinned(image.digest or _tagged(image, base_dir))
         digest = image.digest or self._parts.names.all().get(str(image))
         return image.pinned(digest) if digest else None
+
+    def layout_of(self, reference: str, base_dir: Path) -> Path:
+        """The layout that has the blobs of an image which was prepared whole: its own, or the store's."""
+        image = parse_reference(reference)
+        return image.layout_path(base_dir) if isinstance(image, LayoutReference) else self._parts.paths.layout
 
     def hold(self, plan: RootfsPlan) -> ImageHold:
         """Keep a prepared image from being removed, until the hold is closed or this process ends.

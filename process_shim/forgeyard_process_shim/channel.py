@@ -21,7 +21,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ShimDied(ExecutorError):  # noqa: N818  it reads as what happened
-    """The init ended while something was asked of it. The job's own failure, unless outside evidence says otherwise."""
+    """The init ended while something was asked of it. Nothing inside can end it but a limit of the job's own."""
 
     def __init__(self, details: str = "") -> None:
         super().__init__(

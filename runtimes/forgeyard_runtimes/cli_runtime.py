@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -22,13 +21,14 @@ from forgeyard_model.capabilities import ExecutorCapabilities, ResourceControls
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
 from forgeyard_model.policy import IsolationLevel, NetworkMode
+from forgeyard_runtimes.cli_traits import TRAITS, RuntimeTraits
 from forgeyard_runtimes.commands import OUTPUT_LIMIT, CommandTimeout, Completed, run_command
 from forgeyard_runtimes.contract import (
-    Carrier,
     ContainerRef,
     ContainerState,
     ContainerStatus,
     NetworkJoin,
+    NetworkShare,
     Stdio,
     SweepReport,
 )
@@ -38,36 +38,16 @@ QUERY_DEADLINE: Final = 20.0
 _ENV: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeTraits:
-    """How one command line differs from runc's.
-
-    :param log: global flags that put its log into a file, with ``{}`` for the path.
-    :param carriers: what its containers can carry the shim's channel over.
-    :param needs_delete: it keeps more than a directory (processes, mounts), so `delete` must be run.
-    """
-
-    name: str
-    log: tuple[str, ...]
-    carriers: frozenset[Carrier]
-    needs_delete: bool
-
-
-TRAITS: Final = {
-    "runc": RuntimeTraits("runc", ("--log", "{}", "--log-format", "json"), frozenset({Carrier.FIFO}), False),
-    "crun": RuntimeTraits("crun", ("--log", "{}", "--log-format", "json"), frozenset({Carrier.FIFO}), True),
-    # gVisor opens no FIFO of the host's, so nothing of ours can run there until the shim has another carrier.
-    "runsc": RuntimeTraits("runsc", ("--log", "{}", "--log-format", "json"), frozenset(), True),
-}
-
-
 class CliRuntime:
     """One OCI runtime command line. Use `find`."""
 
     network_join: ClassVar[NetworkJoin] = "inherited"
+    network_share: ClassVar[NetworkShare] = "made"
     joins_user_namespace: ClassVar[bool] = True
     literal: ClassVar[bool] = True
+    images: ClassVar[None] = None
     declared_weaker: ClassVar[frozenset[str]] = frozenset()
+    declared_stricter: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, binary: Path, traits: RuntimeTraits, version: str) -> None:
         self._binary = str(binary)
@@ -75,21 +55,18 @@ class CliRuntime:
         self._version = version
 
     @classmethod
-    async def find(cls, name: str) -> CliRuntime:
+    async def find(cls, name: str, program: str | None = None) -> CliRuntime:
         """Locate the runtime called `name` and ask its version.
 
-        :raises ExecutorError: UNSUPPORTED when it is unknown, not installed, or can't run our shim.
+        :param program: path of its program; None looks in the usual places.
+        :raises ExecutorError: UNSUPPORTED when it is unknown or not installed.
         """
         traits = TRAITS.get(name)
         if traits is None:
             raise _unsupported("runtime_unknown", f"no runtime is called {name!r}", f"use one of {', '.join(TRAITS)}")
-        path = shutil.which(name, path=_ENV["PATH"] + ":/usr/local/sbin:/usr/local/bin")
+        path = program or shutil.which(name, path=_ENV["PATH"] + ":/usr/local/sbin:/usr/local/bin")
         if path is None:
             raise _unsupported("runtime_missing", f"{name} is not installed", f"install the package {name}")
-        if not traits.carriers:
-            raise _unsupported(
-                "runtime_carrier", f"{name} can't open the host FIFOs that carry a job's output", "use runc"
-            )
         done = await _run((path, "--version"), QUERY_DEADLINE)
         words = done.stdout.decode("utf-8", "replace").split()
         if done.code != 0 or len(words) < 3:
@@ -100,6 +77,11 @@ class CliRuntime:
     def name(self) -> str:
         """Name and version, such as ``runc 1.1.5``."""
         return f"{self._traits.name} {self._version}"
+
+    @property
+    def address(self) -> str:
+        """Nowhere: nothing is kept outside the state directory."""
+        return ""
 
     async def create(
         self, ref: ContainerRef, bundle: Bundle, rootfs: RootfsPlan, network: NetworkAttachment, stdio: Stdio
@@ -181,7 +163,7 @@ class CliRuntime:
     async def state(self, ref: ContainerRef) -> ContainerState:
         """What the runtime's own `state` says."""
         absent = ContainerState(ref.container_id, ContainerStatus.ABSENT)
-        if not (self._root(ref) / ref.container_id).exists():
+        if ref.container_id not in _kept_in(self._root(ref)):
             return absent
         done = await _run((*self._argv(ref, "state"), ref.container_id), QUERY_DEADLINE)
         if done.code != 0:
@@ -196,7 +178,7 @@ class CliRuntime:
         """The containers of the attempts in `directories`, by their directories' names."""
         found = []
         for directory in directories:
-            names = sorted(child.name for child in (directory / "runtime").glob("*") if child.is_dir())
+            names = sorted(_kept_in(directory / "runtime"))
             found.extend([await self.state(ContainerRef(name, directory)) for name in names])
         return tuple(found)
 
@@ -208,13 +190,15 @@ class CliRuntime:
 
     def capabilities(self) -> ExecutorCapabilities:
         """What bundles on this adapter enforce; the executor verifies each at the gate of every job."""
+        seen = not self._traits.own_kernel
+        levels = {IsolationLevel.PROCESS, IsolationLevel.NAMESPACE, IsolationLevel.CONTAINER}
         return ExecutorCapabilities(
             runtime=self.name,
-            isolation_levels=frozenset({IsolationLevel.PROCESS, IsolationLevel.NAMESPACE, IsolationLevel.CONTAINER}),
-            network_modes=frozenset({NetworkMode.DENY, NetworkMode.HOST}),
-            resource_controls=ResourceControls(cpu=True, memory=True, pids=True, disk=True),
+            isolation_levels=frozenset(levels) if seen else frozenset(),
+            network_modes=frozenset({NetworkMode.DENY, NetworkMode.HOST}) if seen else frozenset(),
+            resource_controls=ResourceControls(cpu=seen, memory=seen, pids=seen, disk=seen),
             user_namespace=True,
-            seccomp=True,
+            seccomp=seen,
         )
 
     def carries(self, bundle: Bundle) -> tuple[str, ...]:
@@ -241,7 +225,13 @@ class CliRuntime:
     def _argv(self, ref: ContainerRef, *command: str, log: Path | None = None) -> tuple[str, ...]:
         path = str(log or ref.directory / "runtime.log")
         flags = tuple(path if flag == "{}" else flag for flag in self._traits.log)
-        return (self._binary, "--root", str(self._root(ref)), *flags, *command)
+        return (self._binary, "--root", str(self._root(ref)), *flags, *self._traits.flags, *command)
+
+
+def _kept_in(root: Path) -> set[str]:
+    """Ids of the containers that a runtime keeps in its root: a directory each, or ``ID_sandbox:ID.state`` (runsc)."""
+    children = list(root.iterdir()) if root.is_dir() else []
+    return {child.name.partition("_")[0] for child in children if child.is_dir() or child.suffix == ".state"}
 
 
 async def _run(argv: tuple[str, ...], deadline: float, netns: str | None = None) -> Completed:

@@ -9,17 +9,20 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
-from forgeyard_host.cgroups import AttemptCgroup
-from forgeyard_host.processes import process_facts
+from forgeyard_host.cgroups import AppliedLimits, AttemptCgroup
+from forgeyard_host.processes import ProcessFacts, process_facts, wait_ended
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError, SandboxError, SandboxErrorKind
+from forgeyard_model.live import LiveUsage
 from forgeyard_model.plan import Bundle, ContainerPlan, NetworkAttachment, Placement, RootfsPlan
 from forgeyard_model.result import Evidence, ResourceUsage
 from forgeyard_process_shim.channel import ShimChannel, ShimDied
 from forgeyard_process_shim.protocol import BackgroundExited, Exited, NoExec, Started, StepCommand
 from forgeyard_runtimes.contract import ContainerRef, ContainerRuntime, Stdio
-from forgeyard_runtimes.counted import Counted
+from forgeyard_runtimes.counted import Counted, not_below
 from forgeyard_runtimes.gate import verify_applied
 from forgeyard_runtimes.gate_limits import verify_limits, verify_membership
 from forgeyard_runtimes.shielding import shielded
@@ -55,6 +58,21 @@ class ContainerParts:
     plumb: Callable[[int], Awaitable[None]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AtGate:
+    """What a runtime made of a bundle, while PID 1 waits at its gate.
+
+    :param leaf: the control group that should hold it. limits: of that group.
+    :param spec: what the runtime says that it applied. mountinfo: what the kernel says of PID 1's mounts.
+    """
+
+    facts: ProcessFacts
+    leaf: str
+    limits: AppliedLimits
+    spec: Mapping[str, Any]
+    mountinfo: str
+
+
 class JobContainer:
     """One container. `launch` once, then steps, then `kill`; evidence stays readable until removal."""
 
@@ -66,8 +84,8 @@ class JobContainer:
         self._starting: asyncio.Future[int] | None = None
         self._counted = Counted(parts.cgroup, parts.leaf)
         self.pid = 0
-        self.notes: tuple[str, ...] = ()
-        """What its runtime applies beyond its bundle."""
+        self.stricter: tuple[str, ...] = ()
+        """Where its runtime is stricter than its bundle, and did not declare that it always is: ``field: what``."""
 
     async def launch(
         self,
@@ -84,17 +102,13 @@ class JobContainer:
         """
         parts = self._parts
         clock = time.monotonic()
-        await parts.runtime.create(parts.ref, bundle, rootfs, network, Stdio())
-        inherited = parts.placement.netns if parts.runtime.network_join == "inherited" else None
-        self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref, netns=inherited))
+        await self._reach_gate(bundle, rootfs, network)
+        phase("start", time.monotonic() - clock)
+        clock = time.monotonic()
         try:
-            await self._meet_shim()
-            phase("start", time.monotonic() - clock)
-            clock = time.monotonic()
-            parts.channel.unlink()
-            await self._verify()
+            await self._audited(self._verify)
             if not parts.runtime.literal:
-                await self._read_back(bundle)
+                await self._audited(partial(self._read_back, bundle))
             if parts.plumb is not None:
                 await parts.plumb(self.pid)
         except BaseException:
@@ -103,6 +117,25 @@ class JobContainer:
         parts.spool.attach(*parts.channel.take_output())
         parts.channel.release()
         phase("gate", time.monotonic() - clock)
+
+    async def inspect(self, bundle: Bundle, rootfs: RootfsPlan, network: NetworkAttachment) -> AtGate:
+        """In the place of `launch`: start PID 1 up to its gate, and say what was applied. The gate stays shut.
+
+        :raises ForgeyardError: it could not be started or looked at. Call `kill` in any case.
+        """
+        parts = self._parts
+        await self._reach_gate(bundle, rootfs, network)
+        try:
+            facts = await self._identified()
+            spec, mounts = await asyncio.to_thread(self._look)
+            leaf = self._counted.leaf
+            return AtGate(facts, parts.cgroup.leaf(leaf), parts.cgroup.applied(leaf), spec, mounts)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            await self._abandon_start()
+            raise _pid1_gone() from error
+        except BaseException:
+            await self._abandon_start()
+            raise
 
     async def run_step(self, command: StepCommand) -> Exited | NoExec:
         """Run one step to its end.
@@ -177,12 +210,19 @@ class JobContainer:
         """What the kernel counted for this container, from its cgroup."""
         return self._counted.evidence()
 
+    def live(self) -> LiveUsage:
+        """What it uses now, but for its disk."""
+        return self._counted.live()
+
     def usage(self) -> ResourceUsage:
         """What it used, as far as the kernel tells."""
         return self._counted.usage()
 
     async def loss(self) -> ForgeyardError | None:
-        """Once PID 1 died unasked: whether its engine took it along."""
+        """Once PID 1 died unasked: whether its engine took it along.
+
+        :raises ForgeyardError: the engine does not say.
+        """
         return await self._parts.runtime.loss(self._parts.ref)
 
     async def _runtime_pid(self) -> int:
@@ -221,8 +261,28 @@ class JobContainer:
         finally:
             hello.cancel()
 
+    async def _reach_gate(self, bundle: Bundle, rootfs: RootfsPlan, network: NetworkAttachment) -> None:
+        """Start PID 1, which then waits. Its channel can't be opened again after this."""
+        parts = self._parts
+        await parts.runtime.create(parts.ref, bundle, rootfs, network, Stdio())
+        inherited = parts.placement.netns if parts.runtime.network_join == "inherited" else None
+        self._starting = asyncio.ensure_future(parts.runtime.start(parts.ref, netns=inherited))
+        try:
+            await self._meet_shim()
+            parts.channel.unlink()
+        except BaseException:
+            await self._abandon_start()
+            raise
+
     async def _verify(self) -> None:
-        """Hold PID 1 by pidfd, be sure that it is the container's, and that it is what the plan says."""
+        """Be sure that PID 1 is what the plan says."""
+        parts, facts = self._parts, await self._identified()
+        verify_applied(facts, parts.plan, parts.placement, parts.own_namespaces)
+        verify_membership(facts.cgroups, parts.cgroup.leaf(self._counted.leaf), parts.plan.limits)
+        verify_limits(parts.cgroup.applied(self._counted.leaf), parts.plan.limits)
+
+    async def _identified(self) -> ProcessFacts:
+        """Hold PID 1 by pidfd, and be sure that it is the container's."""
         parts = self._parts
         if not parts.runtime.literal:
             pid = await self._runtime_pid()
@@ -241,10 +301,15 @@ class JobContainer:
         # Read after the pidfd was taken: a later owner of the number would not be in the container's group.
         leaf = parts.cgroup.leaf(self._counted.leaf)
         if leaf not in facts.cgroups.values():
-            raise _pid1_gone()
-        verify_applied(facts, parts.plan, parts.placement, parts.own_namespaces)
-        verify_membership(facts.cgroups, leaf, parts.plan.limits)
-        verify_limits(parts.cgroup.applied(self._counted.leaf), parts.plan.limits)
+            if wait_ended(self._pidfd, 0):
+                raise _pid1_gone()
+            raise not_below(facts.cgroups.values(), leaf)
+        return facts
+
+    def _look(self) -> tuple[Mapping[str, Any], str]:
+        """What the runtime says that it applied, and what the kernel says of PID 1's mounts. Blocking."""
+        spec = self._parts.runtime.effective_spec(self._parts.ref)
+        return spec, Path(f"/proc/{self.pid}/mountinfo").read_text(errors="surrogateescape")
 
     async def _read_back(self, bundle: Bundle) -> None:
         """Compare what an engine really runs with the bundle that it was given.
@@ -252,21 +317,27 @@ class JobContainer:
         :raises SandboxError: it is weaker; the container must then be destroyed unreleased.
         """
         # Imported here: a literal runtime needs none of it.
-        from forgeyard_runtimes.comparison import verify_effective
+        from forgeyard_runtimes.comparison import undeclared, verify_effective
 
         runtime, ref = self._parts.runtime, self._parts.ref
 
         def compared() -> tuple[str, ...]:
             spec = runtime.effective_spec(ref)
-            return verify_effective(json.loads(bundle.config), spec, runtime.declared_weaker).stricter
+            found = verify_effective(json.loads(bundle.config), spec, runtime.declared_weaker).stricter
+            return undeclared(found, runtime.declared_stricter)
 
+        self.stricter = await asyncio.to_thread(compared)
+
+    async def _audited(self, look: Callable[[], Awaitable[None]]) -> None:
+        """`look`, whose refusal to let the container go is an event for whoever watches over this host."""
         try:
-            stricter = await asyncio.to_thread(compared)
+            await look()
         except ForgeyardError as error:
+            if isinstance(error, ExecutorError) and error.kind is ExecutorErrorKind.SPAWN_FAILED:
+                raise  # it came to no container
+            ref, runtime = self._parts.ref, self._parts.runtime
             audit.error("%s at %s: %s", ref.container_id, runtime.name, error, extra={"container": ref.container_id})
             raise
-        if stricter:
-            self.notes = (f"{runtime.name} is stricter than the bundle: {'; '.join(stricter)}",)
 
     def _hold(self, pid: int) -> None:
         try:
@@ -275,6 +346,13 @@ class JobContainer:
             raise _pid1_gone() from error
         self.pid = pid
         self._death = asyncio.ensure_future(self._parts.runtime.wait(self._pidfd))
+        if not self._parts.runtime.literal:
+            self._death.add_done_callback(self._remember_counts)
+
+    def _remember_counts(self, death: asyncio.Future[None]) -> None:
+        """At once: the engine, which has heard of it as well, takes the group away next."""
+        if not death.cancelled():
+            self._counted.remember()
 
 
 async def _ended(starting: asyncio.Future[int]) -> None:

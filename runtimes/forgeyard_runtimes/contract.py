@@ -66,6 +66,10 @@ NetworkJoin: TypeAlias = Literal["inherited", "path", "plumbed"]
 """How a container gets into a network that is made for it. Inherited: the runtime is started in it. By path: the bundle
 names it. Plumbed: the container has a new one, which is connected while the shim waits at its gate."""
 
+NetworkShare: TypeAlias = Literal["made", "container"]
+"""How two containers of an attempt get into one network namespace. Made: it is made for them, and each joins it; by
+path, where containers are plumbed otherwise. Container: the second is told the first's name, which runs by then."""
+
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
@@ -80,6 +84,25 @@ class SweepReport:
     failed: tuple[tuple[str, str], ...] = ()
 
 
+class EngineImages(Protocol):
+    """Images that an engine is given by digest and unpacks itself, for an operator who wants its store to be used.
+
+    The root is still put together by the executor, of the engine's layers: no engine bounds what a job writes, and few
+    give a layer the ids of a user namespace.
+    """
+
+    async def unpacked(self, plan: RootfsPlan, hold: str, layout: Path) -> RootfsPlan:
+        """`plan` on the engine's layers, which are put there if it lacks them, and kept until `release`.
+
+        :param hold: a new name.
+        :param layout: an OCI layout that has the image's blobs.
+        :raises ForgeyardError: the engine could not take or unpack it; nothing is held then.
+        """
+
+    async def release(self, hold: str) -> None:
+        """Keep nothing for `hold` any more. Repeating it is no error. The image stays, for the next job."""
+
+
 class ContainerRuntime(Protocol):
     """One adapter. Every method raises only ForgeyardError types; each has its own bounded time."""
 
@@ -88,8 +111,19 @@ class ContainerRuntime(Protocol):
         """How a container gets into a network that is made for it."""
 
     @property
+    def network_share(self) -> NetworkShare:
+        """How a container gets into the network namespace of another one of its attempt."""
+
+    @property
     def joins_user_namespace(self) -> bool:
-        """A bundle may name a user namespace that is there already; otherwise it has a new one, or none."""
+        """A bundle may name a user namespace that is there already; otherwise it has a new one, or none.
+
+        Not both a network by path and a user namespace by path, where a network is usually plumbed.
+        """
+
+    @property
+    def images(self) -> EngineImages | None:
+        """The engine's own images; None where the executor unpacks them, as it does by default."""
 
     @property
     def literal(self) -> bool:
@@ -103,8 +137,16 @@ class ContainerRuntime(Protocol):
         """Fields of which a comparison of the bundle with `effective_spec` may find less, and why is documented."""
 
     @property
+    def declared_stricter(self) -> frozenset[str]:
+        """Fields of which it always applies more than a bundle says; the table of `cells` shows them."""
+
+    @property
     def name(self) -> str:
         """Name and version, such as ``runc 1.1.5``."""
+
+    @property
+    def address(self) -> str:
+        """Where its daemon listens, as `find_runtime` takes it back; empty for a command line, which keeps nothing."""
 
     async def create(
         self, ref: ContainerRef, bundle: Bundle, rootfs: RootfsPlan, network: NetworkAttachment, stdio: Stdio
@@ -148,12 +190,18 @@ class ContainerRuntime(Protocol):
         """The started container's own group below each hierarchy's root; None: the one that its bundle names."""
 
     async def loss(self, ref: ContainerRef) -> ForgeyardError | None:
-        """Once PID 1 died unasked: whether its engine took it along. Such a death says nothing of the job."""
+        """Once PID 1 died unasked: whether its engine took it along, as far as that is known by now.
+
+        Such a death says nothing of the job. Nor does None: what made PID 1 die is then not known here.
+
+        :raises ForgeyardError: the engine does not say.
+        """
 
     async def sweep(self, alive: Callable[[str], bool]) -> SweepReport:
         """Remove what this state directory's dead executors left at the runtime, past errors.
 
-        :param alive: whether the sandbox, or the executor, of that id is.
+        :param alive: whether the sandbox of that id is; of what belongs to no sandbox, whether its executor is.
+        :raises ForgeyardError: the daemon can't be asked: nothing can be said of what is left.
         """
 
     async def close(self) -> None:

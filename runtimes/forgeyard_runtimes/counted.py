@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from forgeyard_host.cgroups import AttemptCgroup
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
+from forgeyard_model.live import LiveUsage
 from forgeyard_model.result import Evidence, ResourceUsage
 
 T = TypeVar("T")
@@ -32,13 +34,7 @@ class Counted:
             return
         own = self._cgroup.leaf(self.leaf)
         if path != own and not path.startswith(f"{own}/"):
-            raise SandboxError(
-                SandboxErrorKind.RESOURCE_LIMIT_FAILED,
-                "gate_cgroup",
-                "the container is not below its attempt's control group",
-                details=f"it is in {path}, and not below {own}",
-                resolution="check the runtime's cgroup driver: it has to be cgroupfs",
-            )
+            raise not_below((path,), own)
         self.leaf = path.removeprefix(f"{self._cgroup.path}/")
 
     def remember(self) -> None:
@@ -52,10 +48,25 @@ class Counted:
         now = self._cgroup.evidence(self.leaf)
         return now if self._seen is None else _evidence(self._seen[0], now)
 
+    def live(self) -> LiveUsage:
+        """What it uses now, but for its disk."""
+        return self._cgroup.live(self.leaf)
+
     def usage(self) -> ResourceUsage:
         """What it used, likewise."""
         now = self._cgroup.usage(self.leaf)
         return now if self._seen is None else _known(self._seen[1], now)
+
+
+def not_below(groups: Iterable[str], own: str) -> SandboxError:
+    """A container in `groups` of which none is `own`: its limits and counters are not those that were made for it."""
+    return SandboxError(
+        SandboxErrorKind.RESOURCE_LIMIT_FAILED,
+        "gate_cgroup",
+        "the container is not below its attempt's control group",
+        details=f"it is in {', '.join(sorted(set(groups)))}, and not below {own}; the job was not started",
+        resolution="check the runtime's cgroup driver: it has to be cgroupfs",
+    )
 
 
 def _evidence(before: Evidence, after: Evidence) -> Evidence:

@@ -14,6 +14,10 @@ from forgeyard_runtimes.cli_runtime import CliRuntime
 from forgeyard_runtimes.contract import ContainerRuntime
 
 COMMAND_LINES: Final = ("runc", "crun", "runsc")
+CONTRACT_ONLY: Final = {
+    "runsc": "PID 1 is a process of gVisor's own kernel, where what was applied can't be read back before a job starts",
+}
+"""Command lines whose adapter keeps the contract, and whose isolation of a job would be an unverified claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +28,15 @@ class RuntimeSettings:
     :param state: what names its state directory, for labels: see `state_name`. A sweep looks at no other's objects.
     :param address: of the daemon; None takes CONTAINERD_ADDRESS, CONTAINER_HOST, or DOCKER_HOST and Docker's
         contexts, and then the usual place.
+    :param own_rootfs: images are unpacked by the executor; False leaves it to the engine.
+    :param images: directory of the executor's image store, which decides what an engine keeps for it.
     """
 
     executor: str = ""
     state: str = ""
     address: str | None = None
+    own_rootfs: bool = True
+    images: str = ""
 
 
 def state_name(state_dir: str) -> str:
@@ -43,6 +51,8 @@ async def find_runtime(name: str, settings: RuntimeSettings | None = None) -> Co
         with a daemon (not there, no permission, no answer).
     """
     settings = settings or RuntimeSettings()
+    if name in CONTRACT_ONLY:
+        raise _unsupported("runtime_unverified", f"no jobs run on {name}: {CONTRACT_ONLY[name]}", "use --runtime runc")
     if name in COMMAND_LINES:
         return await CliRuntime.find(name)
     connect = DAEMONS.get(name)
@@ -71,19 +81,32 @@ async def open_runtime(name: str, settings: RuntimeSettings | None = None) -> As
 
 async def _containerd(settings: RuntimeSettings) -> ContainerRuntime:
     from forgeyard_runtimes.containerd.runtime import ContainerdRuntime
-    from forgeyard_runtimes.containerd.settings import SOCKET, ContainerdSettings
+    from forgeyard_runtimes.containerd.settings import ContainerdSettings
 
-    address = settings.address or os.environ.get("CONTAINERD_ADDRESS") or SOCKET
     return await ContainerdRuntime.find(
-        ContainerdSettings(address=address, executor=settings.executor, state=settings.state)
+        ContainerdSettings(
+            address=settings.address or "",
+            executor=settings.executor,
+            state=settings.state,
+            own_rootfs=settings.own_rootfs,
+            images=settings.images,
+        )
     )
 
 
 async def _podman(settings: RuntimeSettings) -> ContainerRuntime:
-    from forgeyard_runtimes.podman.labels import PodmanSettings
     from forgeyard_runtimes.podman.runtime import PodmanRuntime
+    from forgeyard_runtimes.podman.settings import PodmanSettings
 
-    return await PodmanRuntime.find(PodmanSettings(settings.executor, settings.state, settings.address))
+    return await PodmanRuntime.find(
+        PodmanSettings(
+            settings.executor,
+            settings.state,
+            settings.address,
+            own_rootfs=settings.own_rootfs,
+            images=settings.images,
+        )
+    )
 
 
 async def _docker(settings: RuntimeSettings) -> ContainerRuntime:
@@ -91,7 +114,13 @@ async def _docker(settings: RuntimeSettings) -> ContainerRuntime:
     from forgeyard_runtimes.docker.runtime import DockerRuntime
 
     return await DockerRuntime.find(
-        DockerSettings(host=settings.address or "", executor=settings.executor, state=settings.state)
+        DockerSettings(
+            host=settings.address or "",
+            executor=settings.executor,
+            state=settings.state,
+            own_rootfs=settings.own_rootfs,
+            images=settings.images,
+        )
     )
 
 

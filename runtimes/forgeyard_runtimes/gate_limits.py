@@ -6,13 +6,14 @@ A limit that was asked for and is not enforced is never silent: the container is
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from forgeyard_host.cgroups import AppliedLimits
 from forgeyard_host.cgroups.evidence import swap_in_use
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_model.limits import ResourceLimits
+from forgeyard_runtimes.gate import Check, first_wrong
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _CPU_STEP: Final = 0.011
@@ -24,28 +25,48 @@ def verify_limits(applied: AppliedLimits, limits: ResourceLimits) -> None:
 
     :raises SandboxError: RESOURCE_LIMIT_FAILED, naming the first that is not in force.
     """
-    if limits.memory is not None:
-        # The kernel cuts a limit down to whole pages.
-        if applied.memory is None or not limits.memory - _PAGE < applied.memory <= limits.memory:
-            raise _not_applied("memory", limits.memory, applied.memory)
-        if applied.swap != 0 and (applied.swap is not None or swap_in_use()):
-            raise _not_applied("swap", 0, applied.swap)
-    if limits.pids is not None and applied.pids != limits.pids:
-        raise _not_applied("pids", limits.pids, applied.pids)
-    if limits.cpus is not None and (applied.cpus is None or abs(applied.cpus - limits.cpus) > _CPU_STEP):
-        raise _not_applied("cpu", limits.cpus, applied.cpus)
+    first_wrong(limit_checks(applied, limits))
 
 
 def verify_membership(cgroups: Mapping[str, str], leaf: str, limits: ResourceLimits) -> None:
+    """Whether PID 1 is in the group that has the limits; see `membership_checks`.
+
+    :raises SandboxError: RESOURCE_LIMIT_FAILED.
+    """
+    first_wrong(membership_checks(cgroups, leaf, limits))
+
+
+def limit_checks(applied: AppliedLimits, limits: ResourceLimits) -> Iterator[Check]:
+    """Each limit that the plan has, against what was read back. All values as AppliedLimits has them."""
+    if limits.memory is not None:
+        # The kernel cuts a limit down to whole pages.
+        held = applied.memory is not None and limits.memory - _PAGE < applied.memory <= limits.memory
+        yield _check("memory.limit", "memory", limits.memory, applied.memory, held=held)
+        held = applied.swap == 0 or (applied.swap is None and not swap_in_use())
+        yield _check("memory.swap", "swap", 0, applied.swap, held=held)
+    if limits.pids is not None:
+        yield _check("pids.limit", "pids", limits.pids, applied.pids, held=applied.pids == limits.pids)
+    if limits.cpus is not None:
+        held = applied.cpus is not None and abs(applied.cpus - limits.cpus) <= _CPU_STEP
+        yield _check("cpu.quota", "cpu", limits.cpus, applied.cpus, held=held)
+
+
+def membership_checks(cgroups: Mapping[str, str], leaf: str, limits: ResourceLimits) -> Iterator[Check]:
     """Whether PID 1 is in the group that has the limits, in the hierarchy of each.
 
     :param cgroups: its group by controller list, as /proc/<pid>/cgroup has it; "" is the unified hierarchy.
-    :raises SandboxError: RESOURCE_LIMIT_FAILED.
     """
     groups = {name: path for names, path in cgroups.items() for name in names.split(",")}
     for name, wanted in (("memory", limits.memory), ("pids", limits.pids), ("cpu", limits.cpus)):
-        if wanted is not None and groups.get(name, cgroups.get("")) != leaf:
-            raise _not_applied(name, wanted, None)
+        if wanted is not None:
+            group = groups.get(name, cgroups.get(""))
+            wrong = None if group == leaf else _not_applied(name, wanted, None)
+            yield Check(f"linux.cgroupsPath.{name}", str(group), wrong)
+
+
+def _check(field: str, name: str, wanted: float, applied: float | None, *, held: bool) -> Check:
+    wrong = None if held else _not_applied(name, wanted, applied)
+    return Check(f"linux.resources.{field}", "none" if applied is None else f"{applied:.15g}", wrong)
 
 
 def _not_applied(name: str, wanted: float, applied: float | None) -> SandboxError:

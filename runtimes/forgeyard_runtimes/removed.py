@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_runtimes.contract import ContainerState, ContainerStatus
 
-_LOOKS: Final = 80
-_PAUSE: Final = 0.05
-"""Seconds. Whoever removes a container kills it first; the engine forgets it a little later, and tells nobody."""
 
+async def removed_meanwhile(runtime: str, state: Callable[[], Awaitable[ContainerState]]) -> ExecutorError | None:
+    """The loss of a container whose PID 1 died unasked, if its engine has forgotten it by now.
 
-async def is_removed(state: Callable[[], Awaitable[ContainerState]]) -> bool:
-    """Whether a container whose PID 1 just died is forgotten by its engine before long.
+    The engine is asked once. Whoever removes a container kills it first, and the engine forgets it later, when that is
+    nobody knows: so None does not say that nobody removes it, and no verdict may rest on it.
 
     :raises ForgeyardError: the engine does not say.
     """
-    for _ in range(_LOOKS):
-        if (await state()).status is ContainerStatus.ABSENT:
-            return True
-        await asyncio.sleep(_PAUSE)
-    return False
-
-
-def removed_meanwhile(runtime: str) -> ExecutorError:
-    """How such a job would have ended is not known."""
+    if (await state()).status is not ContainerStatus.ABSENT:
+        return None
     return ExecutorError(
         ExecutorErrorKind.LOST,
         "runtime_lost",
         f"the container was removed at {runtime} while its job ran",
+        details="how the job would have ended is not known",
         resolution="look for whoever removes containers on this host",
     )

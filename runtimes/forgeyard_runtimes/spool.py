@@ -15,7 +15,7 @@ from typing import Final
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_model.result import OutputSummary
 from forgeyard_runtimes.spool_bell import Bell
-from forgeyard_runtimes.spool_format import OutputChunk, SpoolMark
+from forgeyard_runtimes.spool_format import START, OutputChunk, SpoolMark
 from forgeyard_runtimes.spool_intake import Intake
 from forgeyard_runtimes.spool_pump import OutputPump
 from forgeyard_runtimes.spool_reader import read_spool
@@ -86,17 +86,20 @@ class Spool:
         """Totals so far; final after `close_input`."""
         return self._store.summary()
 
-    def reader(self, *, follow: bool = True, from_start: bool = True) -> AsyncGenerator[OutputChunk, None]:
+    def reader(
+        self, *, follow: bool = True, from_start: bool = True, after: SpoolMark = START
+    ) -> AsyncGenerator[OutputChunk, None]:
         """Chunks of at most 64 KiB, until the input is closed, or with `follow=False` up to this moment.
 
         The order within a stream is exact; across streams it is that of arrival, as far as two pipes can tell.
         A reader that falls so far behind that its next bytes were deleted finds their number in `dropped_before`.
         Reading works until `remove`.
 
+        :param after: what the reader has of each stream already, where it starts from the start.
         :raises ExecutorError: while reading: the disk failed, the spool was removed, or the pump is closed.
         """
         pool = self._pump.reading_pool
-        return read_spool(self._store, self._bell, pool, follow=follow, from_start=from_start)
+        return read_spool(self._store, self._bell, pool, follow=follow, after=after if from_start else None)
 
     def remove(self) -> None:
         """Delete the output, closing the pipes first if they are open; idempotent.

@@ -53,6 +53,10 @@ class SpoolMark:
     stderr: int
 
 
+START: Final = SpoolMark(0, 0)
+"""The first byte of an output."""
+
+
 class Record(NamedTuple):
     """Bytes `offset` to `offset + length` of a stream came at `time` (ns since the epoch), within its granularity."""
 

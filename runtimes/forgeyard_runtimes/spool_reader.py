@@ -32,10 +32,13 @@ PoolSource = Callable[[], ThreadPoolExecutor]
 
 
 async def read_spool(
-    store: SpoolStore, bell: Bell, pool: PoolSource, *, follow: bool, from_start: bool
+    store: SpoolStore, bell: Bell, pool: PoolSource, *, follow: bool, after: SpoolMark | None
 ) -> AsyncGenerator[OutputChunk, None]:
-    """Chunks in order of arrival, those of one stream exactly in order. See `Spool.reader`."""
-    reader = _Reader(store, pool, follow=follow, from_start=from_start)
+    """Chunks in order of arrival, those of one stream exactly in order. See `Spool.reader`.
+
+    :param after: what the reader has; None is all that is there now.
+    """
+    reader = _Reader(store, pool, follow=follow, after=after)
     try:
         while True:
             closed, version = store.closed, store.version
@@ -57,13 +60,14 @@ async def read_spool(
 class _Reader:
     """Where one reader is: a segment, the sealed records taken in from it, and an offset in each stream."""
 
-    def __init__(self, store: SpoolStore, pool: PoolSource, *, follow: bool, from_start: bool) -> None:
+    def __init__(self, store: SpoolStore, pool: PoolSource, *, follow: bool, after: SpoolMark | None) -> None:
         self._store = store
         self._files = _Files(pool)
         segment, sealed, totals = store.tip()
-        self._segment: Segment | None = None if from_start else segment
-        self._done = 0 if from_start else sealed
-        self._position = [0, 0] if from_start else [totals.stdout, totals.stderr]
+        self._segment: Segment | None = None if after is not None else segment
+        self._done = 0 if after is not None else sealed
+        begin = totals if after is None else after
+        self._position = [begin.stdout, begin.stderr]
         self._stop = SpoolMark(_END_OF_TIME, _END_OF_TIME) if follow else totals
         self._queue: deque[Record] = deque()
 

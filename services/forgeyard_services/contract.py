@@ -19,11 +19,13 @@ class ServiceEnd:
     :param exit: None when it never ran, or when its whole container was lost.
     :param oom: the service's memory limit killed it.
     :param error: why there is no exit: it could not be executed, or its container died.
+    :param lost: its container was ended from outside, by no limit of its own: no service is to be blamed for that.
     """
 
     exit: ProcessExit | None
     oom: bool = False
     error: str = ""
+    lost: bool = False
 
     def __str__(self) -> str:
         """``exit 3``, ``signal SIGKILL, out of memory``, or the error."""

@@ -51,6 +51,12 @@ class Supervised:
     def _last(self) -> Reading | None:
         return None if self._readiness is None else self._readiness.last
 
+    @property
+    def lost(self) -> bool:
+        """Whether its container was ended from outside."""
+        service = self._service
+        return service is not None and service.ended.done() and service.ended.result().lost
+
     async def launch(self, launcher: Launcher) -> None:
         """Make its container.
 

@@ -23,11 +23,15 @@ _SHOWN_LOG: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ServiceFailure:
-    """The service that ended a job, or kept it from starting. `message` names it and says all that is known."""
+    """The service that ended a job, or kept it from starting. `message` names it and says all that is known.
+
+    :param lost: its container was ended from outside: a failure of the infrastructure's.
+    """
 
     name: str
     message: str
     timed_out: bool = False
+    lost: bool = False
 
 
 class ServiceSet:
@@ -102,7 +106,7 @@ class ServiceSet:
             parts.append(f"last probe: {item.last_probe}")
         if item.log_tail:
             parts.append("last output: " + " | ".join(item.log_tail[-_SHOWN_LOG:]))
-        self.failed.set_result(ServiceFailure(item.spec.name, "; ".join(parts), timed_out))
+        self.failed.set_result(ServiceFailure(item.spec.name, "; ".join(parts), timed_out, item.lost))
 
     async def _time_out(self, timeout: float) -> None:
         """Blame the first that runs and is not ready; those that wait for it are not at fault."""

@@ -191,6 +191,13 @@ def test_a_good_one_step_job_has_a_short_summary() -> None:
     assert lines(good) == ["forgeyard: succeeded in 3.25s", "  time      plan 1ms, prepare 12ms, steps 10ms"]
 
 
+def test_what_is_stricter_is_one_short_line() -> None:
+    """However much it is; the result has all of it."""
+    found = replace(RESULT.provenance, runtime="podman 9", stricter=tuple(f"linux.x{n}: y" for n in range(30)))
+    told = [line for line in lines(replace(RESULT, provenance=found)) if "stricter" in line]
+    assert told == ["  note      podman 9 is stricter than the bundle: see provenance.stricter in the result"]
+
+
 @pytest.mark.parametrize(
     ("outcome", "evidence", "cure"),
     [

@@ -215,7 +215,7 @@ def test_ps_shows_a_running_attempt_and_gc_leaves_it_alone(environment: dict[str
     process = started(environment, "--", "sh", "-c", "echo ready; exec sleep 60")
     (found,) = json.loads(forgeyard("ps", "--json").stdout)
     assert (found["state"], found["name"]) == ("running", "sh")
-    assert json.loads(forgeyard("gc", "--json").stdout) == {"removed": [], "alive": 1, "swept": [], "errors": []}
+    assert json.loads(forgeyard("gc", "--json").stdout) == {"removed": [], "alive": 1, "engines": [], "errors": []}
     assert found["sandbox_id"].encode() in forgeyard("ps").stdout
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
@@ -230,8 +230,8 @@ def test_gc_removes_what_a_killed_executor_left(environment: dict[str, str], for
     (orphan,) = json.loads(forgeyard("ps", "--json").stdout)
     assert orphan["state"] == "orphaned"
     first, second = (json.loads(forgeyard("gc", "--json").stdout) for _ in range(2))
-    assert first == {"removed": [orphan["sandbox_id"]], "alive": 0, "swept": [], "errors": []}
-    assert second == {"removed": [], "alive": 0, "swept": [], "errors": []}
+    assert first == {"removed": [orphan["sandbox_id"]], "alive": 0, "engines": [], "errors": []}
+    assert second == {"removed": [], "alive": 0, "engines": [], "errors": []}
 
 
 def test_bundle_show_prints_the_config(forgeyard: Run) -> None:

@@ -81,14 +81,13 @@ def test_forged_verdict(shared_state: Path, mode: dict[str, str], script: str, c
 
 
 def test_prlimit_on_pid_1(shared_state: Path, mode: dict[str, str], attacker: Path) -> None:
-    """Possible for the same uid, and no gain: the statuses that follow are still the steps' own."""
+    """Refused, else RLIMIT_CPU would be a way to end the sandbox: the statuses that follow are the steps' own."""
     before = HostFacts.look()
     steps = (attack_step(["call:weaken_init"]), sh("exit 5"))
     job = Job(steps=steps, toolchains=toolchain(attacker), **mode)  # type: ignore[arg-type]  # as above
     result, out, _ = run(shared_state, job)
-    assert parse_answers(out) == {"call:weaken_init": "done 0"}
-    # Either the step ran and failed as it meant to, or it could not start by the job's own doing; never a success.
-    assert result.outcome is Outcome.FAILED
+    assert parse_answers(out) == {"call:weaken_init": "ENOSYS"}
+    assert (result.outcome, result.exit_code) == (Outcome.FAILED, 5)
     before.assert_unchanged(HostFacts.look())
 
 

@@ -21,7 +21,7 @@ from killed import undone
 from forgeyard_executor import Executor, ExecutorConfig, ExecutorError, ForgeyardError, Job, Network, Outcome
 from forgeyard_model.policy import CapabilityGrant, IsolationLevel, NetworkDestination
 from forgeyard_model.profile import ExecutionProfile
-from forgeyard_model.services import HealthCheck, HttpProbe, ServiceNetwork, ServiceSpec
+from forgeyard_model.services import HealthCheck, HttpProbe, ServiceSpec
 from forgeyard_runtimes.containerd.runtime import ContainerdRuntime
 from forgeyard_runtimes.find import state_name
 
@@ -188,20 +188,6 @@ def test_root_is_refused_on_docker(adapter: Jobs, busybox_image: str) -> None:
     ):
         with pytest.raises(ForgeyardError, match=words):
             adapter.run(job)
-
-
-@ON_DAEMONS
-def test_a_service_in_the_jobs_namespace(adapter: Jobs, busybox_image: str) -> None:
-    """Where containers join no namespace that is there, it is refused before anything is made; else it works."""
-    shared = web(busybox_image, network=ServiceNetwork.LOCALHOST)
-    job = Job(image=busybox_image, steps=(sh("wget -q -O - http://127.0.0.1/"),), services=(shared,))
-    if adapter.name == "podman":
-        result, out, err = adapter.run(job)
-        assert (result.outcome, out) == (Outcome.SUCCEEDED, b"web\n"), (result.message, err)
-        return
-    with pytest.raises(ExecutorError) as caught:
-        adapter.run(job)
-    assert caught.value.reason == "network_plumbed"
 
 
 @ON_CONTAINERD

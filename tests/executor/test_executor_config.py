@@ -264,6 +264,20 @@ def test_what_is_kept_and_how_much_room_there_has_to_be(files: Files) -> None:
     )
 
 
+def test_who_unpacks_images_is_the_systems(files: Files) -> None:
+    """Each engine has a word of its own beside "own"; the origin of each key is known, and a user's file has no say."""
+    config = files.load("[rootfs]\npodman='image'\ncontainerd='snapshotter'\n").config
+    assert [config.rootfs.of(name) for name in ("podman", "containerd", "docker", "runc")] == [
+        "image",
+        "snapshotter",
+        "own",
+        "own",
+    ]
+    assert config.origin("rootfs.podman").endswith("system.toml:2")
+    assert "write 'own' or 'image'".replace("'", "") in files.refusal("[rootfs]\ndocker='snapshotter'\n")[0]
+    assert "decides for everybody" in files.refusal("", "[rootfs]\ndocker='image'\n")[0]
+
+
 def test_a_misspelled_variable_is_said(files: Files) -> None:
     """Other programs may use the prefix; what is nearly one of ours is not passed over."""
     loaded = files.load("", "", FORGEYARD_MINIMUM_ISOLATON="container", FORGEYARD_JOB_ID="7")
@@ -307,6 +321,8 @@ def test_the_environment_has_every_key_but_tables() -> None:
     """A new key of the schema gets a variable, or stands here."""
     tables = {
         ("user_namespace",),
+        ("endpoints",),
+        ("rootfs",),
         ("uid_block",),
         ("approved_host_paths",),
         ("retention",),

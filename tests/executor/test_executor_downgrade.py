@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters import DAEMON_FIXTURES, parameter
+from daemon_remains import remove_groups
+from jobs import sh
+from weak_daemons import Weakener
+from weakened import weak_daemon
+from weakenings import ELSEWHERE, WEAKENINGS
+
+from forgeyard_executor import Executor, ExecutorConfig, ExecutorError, Job, Outcome
+from forgeyard_model.config import Endpoints
+from forgeyard_model.errors import FailureClass
+from forgeyard_model.policy import ApprovedHostPath, Need
+from forgeyard_process_shim.hostroot import HostRootfs
 
 pytestmark = pytest.mark.kernel
 
@@ -211,3 +229,123 @@ def nothing_left(state_dir: Path) -> bool:
     for name in ("sandboxes", "ledger", "spare"):
         assert not list((state_dir / name).glob("*")), name
     return True
+
+
+# --- daemons ---------------------------------------------------------------------------------------------------------
+
+FIELDS = {
+    "capability_added": ("gate_capabilities", "bounding 0x200000"),
+    "no_new_privileges_off": ("gate_no_new_privs", "no_new_privs"),
+    "namespace_missing": ("gate_namespace_uts", "uts namespace"),
+    "mask_missing": ("runtime_weaker", "linux.maskedPaths: /proc/kcore"),
+    "readonly_path_missing": ("runtime_weaker", "linux.readonlyPaths: /proc/sys"),
+    "memory_unlimited": ("gate_limit_memory", "memory limit"),
+    "pids_unlimited": ("gate_limit_pids", "pids limit"),
+    "cpu_unlimited": ("gate_limit_cpu", "cpu limit"),
+    "seccomp_rule_dropped": ("runtime_weaker", "linux.seccomp.syscalls: "),
+    "seccomp_call_allowed": ("runtime_weaker", "linux.seccomp.syscalls: mount, umount2"),
+    "seccomp_unconfined": ("gate_seccomp", "seccomp filter"),
+    "mount_writable": ("runtime_weaker", "mounts./sys/fs/cgroup"),
+    "mount_added": ("runtime_weaker", "mounts./tmp/extra: read-only bind of /etc"),
+    "device_added": ("runtime_weaker", "linux.devices: /dev/kmsg"),
+    "ids_of_the_host": ("gate_id_map", "(70000, 0, 1)"),
+    "other_cgroup": ("gate_cgroup", ELSEWHERE),
+}
+"""By kind of weakening: the error's reason, and how it names the field."""
+NO_USER_NAMESPACE = ("docker", "ids_of_the_host")
+CASES = [(name, kind) for name in DAEMON_FIXTURES for kind in FIELDS if (name, kind) != NO_USER_NAMESPACE]
+
+
+@dataclass(frozen=True, slots=True)
+class Weak:
+    """A daemon with a weakener, and what an executor needs to use it.
+
+    :param mark: a directory that jobs see as /mark.
+    """
+
+    name: str
+    weakener: Weakener
+    config: ExecutorConfig
+    state: Path
+    mark: Path
+
+    async def attempt(self) -> Outcome:
+        """Run a job that leaves a file in /mark, by an executor that has not probed anything yet."""
+        async with Executor.open(self.state, runtime=self.name, config=self.config) as executor:
+            assert executor.recovered.swept == (), "an earlier container was left at the daemon"
+            async with executor.run(Job(rootfs="host", steps=(sh("echo ran >/mark/ran"),))) as execution:
+                return (await execution.wait()).outcome
+
+
+def start_weak(name: str, shared: Path, stack: ExitStack) -> Weak:
+    """A daemon, until `stack` ends, with a state directory of its own: executors remember every engine they had."""
+    here = Path(tempfile.mkdtemp(prefix="fy-weak-", dir="/var/tmp"))
+    stack.callback(shutil.rmtree, here)
+    stack.callback(remove_groups, ELSEWHERE)
+    here.chmod(0o711)
+    mark, state, weakener = here / "mark", here / "state", Weakener(here / "runtime")
+    mark.mkdir()
+    mark.chmod(0o777)
+    HostRootfs(shared / "rootfs").plan()
+    shutil.copytree(shared / "rootfs", state / "rootfs", symlinks=True)
+    daemon = stack.enter_context(weak_daemon(name, weakener))
+    config = ExecutorConfig(
+        endpoints=Endpoints(**{name: daemon.address}),
+        user_namespace=Need.PREFERRED if name == "docker" else Need.REQUIRED,
+        approved_host_paths=(ApprovedHostPath(str(mark), "/mark", read_only=False),),
+    )
+    return Weak(name, weakener, config, state, mark)
+
+
+@pytest.fixture(scope="module")
+def weak_daemons(shared_state: Path) -> Iterator[Callable[[str], Weak]]:
+    """Each daemon once for the module, in whatever order the tests run."""
+    with ExitStack() as stack:
+        yield cache(lambda name: start_weak(name, shared_state, stack))
+
+
+@pytest.fixture
+def weak(request: pytest.FixtureRequest, weak_daemons: Callable[[str], Weak]) -> Weak:
+    """The daemon that the parameter names, with a runtime that can be told to do less."""
+    return weak_daemons(request.param)
+
+
+def on_weak(*cases: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Parametrise a test over daemons, and what more each case has."""
+    found = [pytest.param(*case, marks=parameter(case[0]).marks, id="-".join(case)) for case in cases]
+    return pytest.mark.parametrize(("weak", "kind")[: len(cases[0])], found, indirect=["weak"])
+
+
+@on_weak(*((name,) for name in DAEMON_FIXTURES))
+def test_a_runtime_that_does_as_it_is_told(weak: Weak) -> None:
+    """The wrapper alone changes nothing: the job runs."""
+    assert asyncio.run(weak.attempt()) is Outcome.SUCCEEDED
+    ran = weak.mark / "ran"
+    assert ran.read_text() == "ran\n"
+    ran.unlink()
+
+
+@on_weak(*CASES)
+def test_a_daemon_that_is_weaker_than_its_bundle(weak: Weak, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An infrastructure failure that names the field, and an audit event; no byte of the job ran, nothing is left."""
+    reason, words = FIELDS[kind]
+    with (
+        weak.weakener.weakening(kind),
+        caplog.at_level(logging.ERROR, "forgeyard.audit"),
+        pytest.raises(ExecutorError) as caught,
+    ):
+        asyncio.run(weak.attempt())
+    error = caught.value
+    assert (error.reason, error.failure_class) == (reason, FailureClass.INFRASTRUCTURE), error
+    assert words in str(error)
+    events = [record for record in caplog.records if record.name == "forgeyard.audit"]
+    # On a slow machine the probes have been at it as well.
+    assert events
+    assert words in events[0].getMessage()
+    assert not (weak.mark / "ran").exists()
+    assert nothing_left(weak.state)
+
+
+def test_every_kind_is_tried() -> None:
+    """A new way to weaken a bundle gets its case on every daemon."""
+    assert set(FIELDS) == set(WEAKENINGS)

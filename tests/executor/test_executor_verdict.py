@@ -84,11 +84,18 @@ def test_disk_limit() -> None:
     assert judge(EXITED, (ended(1 << 8),), FULL).outcome is Outcome.RESOURCE_EXCEEDED
 
 
-def test_dead_shim_is_the_jobs_failure_unless_the_kernel_says_otherwise() -> None:
-    """A job must not be able to turn its failure into an infrastructure failure by killing PID 1."""
+def test_a_dead_pid_1_is_the_jobs_doing_only_if_a_limit_counted() -> None:
+    """Nothing inside can kill it but a limit of the job's own; without one it was ended from outside."""
     died = End(EndCause.SANDBOX_DIED)
-    assert judge(died, (), CALM).outcome is Outcome.FAILED
+    verdict = judge(died, (), CALM)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.INFRASTRUCTURE_FAILURE, 125)
+    assert "from outside" in verdict.message
+    assert judge(End(EndCause.SANDBOX_DIED, detail="asked in vain"), (), CALM).message == "asked in vain"
     assert judge(died, (), OOM).outcome is Outcome.OUT_OF_MEMORY
+    killed = DiskEvidence(limit=1 << 26, peak=1 << 27, full=True, watched=True)
+    assert judge(died, (), Evidence(disk=killed)).outcome is Outcome.RESOURCE_EXCEEDED
+    for harmless in (PIDS, FULL):  # a refused fork and a full file system end nobody
+        assert judge(died, (), harmless).outcome is Outcome.INFRASTRUCTURE_FAILURE
 
 
 def test_first_unmasked_failure_decides() -> None:

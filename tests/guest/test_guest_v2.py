@@ -7,25 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
+from guest_report import GUEST, ROOT, TOOLS, Report, run_in_guest
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 DEADLINE = 170
 """Seconds for the guest, boot included: the whole has to fit into three minutes of CI."""
-PYTEST = (
-    # Plugins cost seconds each here. --assert=plain: rewriting the tests' modules does, too.
-    *("-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--assert=plain", "--tb=short"),
-    *("-o", "timeout=100", "-v", "-m", "guest", "--durations=12", "--junitxml=/run/report.xml"),
-)
-# Stdout is the report's alone; what pytest prints goes to stderr, as it comes.
-SCRIPT = 'export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1; "$@" >&2; status=$?; cat /run/report.xml; exit $status'
 
 FILES = {
     "tests/host/test_host_cgroups.py": (
@@ -78,47 +67,16 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
-class Report:
-    """What the guest said. `tests`: module and name, with "" for passed or else what went wrong."""
-
-    status: int
-    seconds: float
-    tests: dict[tuple[str, str], str]
-    log: str
-
-
 @pytest.fixture(scope="session")
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Boot, run, and read the report; the whole log is shown with a failure."""
-    log = tmp_path_factory.mktemp("guest") / "log"
-    runner = [sys.executable, str(HERE / "run_guest.py"), "--deadline", str(DEADLINE), "--"]
-    inside = ["sh", "-c", SCRIPT, "sh", sys.executable, *PYTEST, *FILES]
-    began = time.monotonic()
-    with log.open("wb") as errors:
-        run = subprocess.run([*runner, *inside], cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, check=False)
-    text = log.read_text(errors="replace")
-    seconds = time.monotonic() - began
-    print(text[-20_000:], f"guest: {seconds:.0f} s in all, boot included", sep="\n")
-    return Report(run.returncode, seconds, parse(run.stdout), text)
-
-
-def parse(xml: bytes) -> dict[tuple[str, str], str]:
-    """Results of a JUnit report; none when the guest did not come that far."""
-    if not xml.strip():
-        return {}
-    results = {}
-    for case in ElementTree.fromstring(xml).iter("testcase"):
-        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
-        module = case.get("classname", "").rpartition(".")[2]
-        results[module, case.get("name", "")] = "\n".join(child.text or child.get("message", "") for child in bad)
-    return results
+    return run_in_guest(list(FILES), tmp_path_factory.mktemp("guest") / "log", deadline=DEADLINE)
 
 
 @pytest.fixture(autouse=True)
 def tools(require_tool: Callable[[str], str]) -> None:
     """All that the guest needs: a skip here, a failure in CI."""
-    for name in ("qemu-system-x86_64", "mke2fs", "runc", "crun", "busybox"):
+    for name in TOOLS:
         require_tool(name)
 
 
@@ -132,7 +90,7 @@ def test_the_guest_ran_every_test_that_is_marked(guest: Report) -> None:
 @pytest.mark.parametrize(("module", "name"), BEHAVIOURS, ids=[name for _, name in BEHAVIOURS])
 def test_under_v2(guest: Report, module: str, name: str) -> None:
     """This test of the suite holds under cgroup v2 as well."""
-    assert guest.tests.get((module, name), f"did not run; status {guest.status}") == ""
+    assert guest.problem(module, name) == ""
 
 
 def test_the_guest_cannot_write_to_this_host(require_tool: Callable[[str], str], tmp_path: Path) -> None:
@@ -142,7 +100,7 @@ def test_the_guest_cannot_write_to_this_host(require_tool: Callable[[str], str],
     script = (
         f"echo x > {mark} && test -s {mark} && mkdir /mnt/x && mount -t virtiofs host /mnt/x && echo x > /mnt/x{mark}"
     )
-    argv = [sys.executable, str(HERE / "run_guest.py"), "--deadline", "60", "--", "sh", "-c", script]
+    argv = [sys.executable, str(GUEST / "run_guest.py"), "--deadline", "60", "--", "sh", "-c", script]
     run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
     assert run.returncode not in (0, 124, 125), run.stderr
     assert "Read-only file system" in run.stderr or "busy" in run.stderr

@@ -63,6 +63,8 @@ RECIPES: Mapping[str, Recipe] = {
         {
             "Entrypoint": _ENTRYPOINT,
             "Cmd": ["postgres"],
+            # PATH once: of two, Docker hands on both, and programs take the first.
+            "Env": ["PATH=/usr/lib/postgresql/15/bin:" + PATH.partition("=")[2], f"PGDATA={_PGDATA}"],
             "ExposedPorts": {"5432/tcp": {}},
             "Volumes": {_PGDATA: {}},
             "StopSignal": "SIGINT",
@@ -81,7 +83,6 @@ RECIPES: Mapping[str, Recipe] = {
             ),
             "-oDPkg::Options::=--path-include=/usr/share/zoneinfo/*",
         ),
-        environment=("PATH=/usr/lib/postgresql/15/bin:" + PATH.partition("=")[2], f"PGDATA={_PGDATA}"),
     ),
     "redis": Recipe(
         ("redis-server",),
@@ -127,6 +128,15 @@ RECIPES: Mapping[str, Recipe] = {
             "ExposedPorts": {"5000/tcp": {}},
             "Volumes": {"/var/lib/registry": {}},
         },
+    ),
+    "containerd": Recipe(
+        ("containerd", "runc"),
+        {"Cmd": ["containerd"], "Volumes": {"/var/lib/containerd": {}}},
+    ),
+    # The tests themselves, and pytest, come with the project: see compose-test.yaml.
+    "suite": Recipe(
+        ("python3-minimal", "python3-psycopg", "python3-redis"),
+        {"Cmd": ["forgeyard-suite"]},
     ),
 }
 

@@ -171,7 +171,7 @@ def test_a_hundred_networks_leave_no_descriptor(blocks: Blocks) -> None:
         block = blocks.acquire()
         Topology.make(block).close()
         blocks.release(block)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert blocks.held == 0
 
 

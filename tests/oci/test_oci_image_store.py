@@ -308,4 +308,4 @@ def test_no_descriptor_is_left_open(store: ImageStore, writer: Any, tmp_path: Pa
         store.prepare(bad, None, tmp_path)
     store.close()
     store.wait_synced()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

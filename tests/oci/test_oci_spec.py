@@ -94,7 +94,7 @@ def test_top_level_fields() -> None:
     assert value["annotations"] == {
         "dev.forgeyard.sandbox": PLACEMENT.sandbox.value,
         "dev.forgeyard.plan": plan_digest(PLAN),
-        "dev.forgeyard.seccomp": "general-build/1",
+        "dev.forgeyard.seccomp": "general-build/2",
     }
 
 

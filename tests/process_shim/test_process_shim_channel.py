@@ -103,7 +103,7 @@ def test_failed_create_is_typed_and_leaks_nothing(tmp_path: Path) -> None:
     with pytest.raises(ExecutorError) as caught:
         ShimChannel.create(tmp_path / "none", shim=tmp_path / "shim", uid=0, gid=0)
     assert caught.value.reason == "shim_channel"
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_silent_and_wrong_shims_are_told_apart(channel: ShimChannel, tmp_path: Path) -> None:

@@ -334,4 +334,4 @@ def test_many_steps_leave_no_descriptor_here() -> None:
 
     before = len(list(Path("/proc/self/fd").iterdir()))
     asyncio.run(check())
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

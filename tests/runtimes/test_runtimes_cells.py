@@ -10,10 +10,14 @@ import pytest
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_model.plan import Bundle
-from forgeyard_runtimes.cells import EXCEPTIONS, RUNTIMES, Behaviour, exception, markdown
-from forgeyard_runtimes.cli_runtime import TRAITS, CliRuntime
+from forgeyard_runtimes.cells import EXCEPTIONS, RUNTIMES, STRICTER, Behaviour, exception, markdown, stricter_markdown
+from forgeyard_runtimes.cli_runtime import CliRuntime
+from forgeyard_runtimes.cli_traits import TRAITS
+from forgeyard_runtimes.containerd.runtime import ContainerdRuntime
 from forgeyard_runtimes.contract import SweepReport
-from forgeyard_runtimes.find import COMMAND_LINES, DAEMONS, RuntimeSettings, find_runtime, state_name
+from forgeyard_runtimes.docker.runtime import DockerRuntime
+from forgeyard_runtimes.find import COMMAND_LINES, CONTRACT_ONLY, DAEMONS, RuntimeSettings, find_runtime, state_name
+from forgeyard_runtimes.podman.runtime import PodmanRuntime
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -34,9 +38,31 @@ def test_every_cell_is_said() -> None:
     assert all(f" {why}" in markdown() for why in EXCEPTIONS.values())
 
 
+def test_what_is_refused_for_jobs_claims_nothing() -> None:
+    """A runtime that only keeps the contract has no plain yes in the table, claims no isolation, and runs no job."""
+    for name in CONTRACT_ONLY:
+        column = [row.split("|")[2 + RUNTIMES.index(name)].strip() for row in markdown().splitlines() if row[:1] == "|"]
+        assert all(cell.startswith(("no (", "contract (")) for cell in column[2:])
+        claims = CliRuntime(Path("/bin/false"), TRAITS[name], "1").capabilities()
+        assert not claims.isolation_levels
+        assert not claims.network_modes
+        assert not claims.resource_controls.memory
+        with pytest.raises(ExecutorError) as caught:
+            asyncio.run(find_runtime(name))
+        assert caught.value.reason == "runtime_unverified"
+
+
 def test_readme_shows_the_table() -> None:
     """README has the table exactly as the code makes it."""
     assert markdown() in README.read_text()
+
+
+def test_docs_show_what_is_always_stricter() -> None:
+    """docs/runtimes.md has that table exactly as the adapters declare it."""
+    assert stricter_markdown() in (README.parent / "docs/runtimes.md").read_text()
+    declared = {"docker": DockerRuntime.declared_stricter, "podman": PodmanRuntime.declared_stricter}
+    assert declared == {name: frozenset(fields) for name, fields in STRICTER.items()}
+    assert CliRuntime.declared_stricter == ContainerdRuntime.declared_stricter == frozenset()
 
 
 @pytest.mark.parametrize("name", ["", "nosuch", "Docker"])

@@ -15,7 +15,8 @@ import pytest
 from jobs import sh
 
 from forgeyard_executor import Executor, ExecutorError, ExecutorErrorKind, Job, SandboxErrorKind
-from forgeyard_runtimes.cli_runtime import TRAITS, CliRuntime
+from forgeyard_runtimes.cli_runtime import CliRuntime
+from forgeyard_runtimes.cli_traits import TRAITS
 from forgeyard_runtimes.contract import ContainerRef, ContainerStatus
 
 pytestmark = pytest.mark.kernel
@@ -92,9 +93,9 @@ def test_exec_that_outlives_its_time_is_killed(shared_state: Path) -> None:
     with_container(shared_state, body)
 
 
-@pytest.mark.parametrize("name", ["nosuch", "runsc"])
-def test_runtimes_that_cannot_serve_are_refused(state_dir: Path, name: str) -> None:
-    """An unknown runtime, and one that can't carry our channel or is not there, are typed refusals at open."""
+@pytest.mark.parametrize(("name", "reason"), [("nosuch", "runtime_unknown"), ("runsc", "runtime_unverified")])
+def test_runtimes_that_cannot_serve_are_refused(state_dir: Path, name: str, reason: str) -> None:
+    """An unknown runtime, and one whose isolation can't be verified, are typed refusals at open."""
 
     async def main() -> None:
         async with Executor.open(state_dir, runtime=name):
@@ -102,7 +103,7 @@ def test_runtimes_that_cannot_serve_are_refused(state_dir: Path, name: str) -> N
 
     with pytest.raises(ExecutorError) as caught:
         asyncio.run(main())
-    assert caught.value.kind is ExecutorErrorKind.UNSUPPORTED
+    assert (caught.value.kind, caught.value.reason) == (ExecutorErrorKind.UNSUPPORTED, reason)
     assert caught.value.resolution
 
 
@@ -220,7 +221,7 @@ def test_a_container_that_dies_at_once_is_a_failed_start(
             except ExecutorError as error:
                 return error.kind.value
 
-    assert asyncio.run(main()) in ("failed", "spawn_failed", "lost")
+    assert asyncio.run(main()) in ("infrastructure_failure", "spawn_failed", "lost")
 
 
 def test_a_runtime_that_hangs_is_killed(

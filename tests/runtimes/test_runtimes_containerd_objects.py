@@ -27,9 +27,10 @@ from forgeyard_runtimes.containerd import calls
 from forgeyard_runtimes.containerd.images import ContainerdImages, image_name, lowers_of
 from forgeyard_runtimes.containerd.messages import leases, snapshots, types
 from forgeyard_runtimes.containerd.runtime import ContainerdRuntime
-from forgeyard_runtimes.containerd.settings import ContainerdSettings, owner_labels
+from forgeyard_runtimes.containerd.settings import ContainerdSettings
 from forgeyard_runtimes.containerd.translate import container_record
 from forgeyard_runtimes.contract import ContainerStatus
+from forgeyard_runtimes.labels import owner_labels
 
 pytestmark = [pytest.mark.kernel, pytest.mark.daemon("containerd")]
 
@@ -56,7 +57,7 @@ def test_an_image_is_unpacked_by_the_snapshotter(daemon: Containerd, image: tupl
     async def main() -> None:
         async with runtime_at(daemon) as runtime:
             images = ContainerdImages(runtime.client, settings_for(daemon))
-            plan = await images.unpacked(ROOTFS, "sandbox-1", layout, manifest)
+            plan = await images.unpacked(replace(ROOTFS, identity=manifest), "sandbox-1", layout)
             assert len(plan.lowers) == len(json.loads(blob(layout, manifest))["layers"])
             assert all(Path(lower).is_dir() for lower in plan.lowers)
             assert any((Path(lower) / "bin/busybox").exists() for lower in plan.lowers)
@@ -79,11 +80,11 @@ def test_the_collector_takes_nothing_that_a_job_uses(daemon: Containerd, image: 
     async def main() -> None:
         async with runtime_at(daemon) as runtime:
             images = ContainerdImages(runtime.client, settings_for(daemon))
-            plan = await images.unpacked(ROOTFS, "sandbox-1", layout, manifest)
+            plan = await images.unpacked(replace(ROOTFS, identity=manifest), "sandbox-1", layout)
             await asyncio.to_thread(ctr, daemon, "images", "delete", "--sync", image_name(manifest))
             assert all(Path(lower).is_dir() for lower in plan.lowers)
             # Somebody else's job comes now: what is there is used, what is gone is sent again.
-            other = await images.unpacked(ROOTFS, "sandbox-2", layout, manifest)
+            other = await images.unpacked(replace(ROOTFS, identity=manifest), "sandbox-2", layout)
             assert other.lowers == plan.lowers
             await images.release("sandbox-1")
             await images.release("sandbox-2")
@@ -108,7 +109,7 @@ def test_two_jobs_may_bring_the_same_image(daemon: Containerd, image: tuple[Path
         async with runtime_at(daemon) as runtime:
             images = ContainerdImages(runtime.client, settings_for(daemon))
             names = [f"sandbox-{number}" for number in range(4)]
-            plans = await asyncio.gather(*(images.unpacked(ROOTFS, name, layout, manifest) for name in names))
+            plans = await asyncio.gather(*(images.unpacked(replace(ROOTFS, identity=manifest), name, layout) for name in names))
             assert len({plan.lowers for plan in plans}) == 1
             for name in names:
                 await images.release(name)
@@ -129,7 +130,7 @@ def test_a_blob_that_is_not_what_it_says(daemon: Containerd, image: tuple[Path, 
         async with runtime_at(daemon) as runtime:
             images = ContainerdImages(runtime.client, settings_for(daemon))
             with pytest.raises(ExecutorError) as caught:
-                await images.unpacked(ROOTFS, "sandbox-1", layout, manifest)
+                await images.unpacked(replace(ROOTFS, identity=manifest), "sandbox-1", layout)
             assert caught.value.kind is ExecutorErrorKind.INTERNAL
             await images.release("sandbox-1")
 
@@ -223,7 +224,7 @@ def test_another_boots_containers_are_dead(daemon: Containerd, place: Path, monk
 
     async def main() -> None:
         async with runtime_at(daemon) as runtime:
-            monkeypatch.setattr("forgeyard_runtimes.containerd.settings.boot_id", lambda: "an-earlier-boot")
+            monkeypatch.setattr("forgeyard_runtimes.labels.boot_id", lambda: "an-earlier-boot")
             await bare(place, name="fy-old").lay_down(runtime)
             assert (await runtime.sweep(lambda _: True)).removed == ("container fy-old",)
 

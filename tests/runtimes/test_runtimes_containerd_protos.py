@@ -11,32 +11,33 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from forgeyard_runtimes.containerd import build_protos, calls, messages
+from forgeyard_runtimes.proto_build import DESCRIPTORS, Generated
 
 MADE_WITH = "1.85"
 """The release of grpcio-tools that the stubs were last made with; the text of stubs differs between releases."""
 
 
 @pytest.fixture(scope="module")
-def made() -> build_protos.Generated:
+def made() -> Generated:
     """Made now, by the compiler that is installed."""
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed: the generated files are not compared")
-    return build_protos.generate()
+    return build_protos.FOLDER.generate()
 
 
-def test_descriptors_are_those_of_the_proto_files(made: build_protos.Generated) -> None:
+def test_descriptors_are_those_of_the_proto_files(made: Generated) -> None:
     """Every name, number and type: also with another release of the compiler, which may write bytes in other ways."""
-    kept = FileDescriptorSet.FromString((build_protos.PROTOS / build_protos.DESCRIPTORS).read_bytes())
+    kept = FileDescriptorSet.FromString((build_protos.FOLDER.kept / DESCRIPTORS).read_bytes())
     assert FileDescriptorSet.FromString(made.descriptors) == kept
 
 
-def test_generated_files_are_checked_in(made: build_protos.Generated) -> None:
+def test_generated_files_are_checked_in(made: Generated) -> None:
     """To the byte, with the release that made them."""
     if not (found := version("grpcio-tools")).startswith(f"{MADE_WITH}."):
         pytest.skip(f"stubs were made with grpcio-tools {MADE_WITH}, here is {found}: their text is NOT compared")
-    assert made.differences() == ()
+    assert made.differences(build_protos.FOLDER.kept) == ()
 
 
-def test_a_difference_is_found(made: build_protos.Generated, tmp_path: Path) -> None:
+def test_a_difference_is_found(made: Generated, tmp_path: Path) -> None:
     """What is missing, changed, or of no proto file any more is named, and written anew."""
     made.write(tmp_path)
     assert made.differences(tmp_path) == ()

@@ -23,7 +23,7 @@ from forgeyard_runtimes.contract import ContainerStatus
 from forgeyard_runtimes.docker.client import DockerSettings
 from forgeyard_runtimes.docker.errors import translate
 from forgeyard_runtimes.docker.runtime import DockerRuntime
-from forgeyard_runtimes.docker.sweep import owner_labels
+from forgeyard_runtimes.labels import owner_labels
 
 daemon_test = pytest.mark.daemon("dockerd")
 
@@ -216,19 +216,19 @@ def test_the_sweep_takes_ours_and_only_ours(dockerd: Dockerd, shared_state: Path
                 await made.create()
                 image = docker(dockerd, "images", "-q", "forgeyard/skeleton").split()[0]
             names = {
-                "swept-dead": {**owner_labels(mine, "a", "/a"), "forgeyard.executor": "dead"},
-                "swept-boot": {**owner_labels(mine, "b", "/b"), "forgeyard.boot": "another"},
-                "kept-alive": owner_labels(mine, "c", "/c"),
-                "kept-other": owner_labels(settings(dockerd, shared_state), "d", "/d"),
+                "swept-dead": {**owner_labels(mine, "a"), "forgeyard.executor": "dead"},
+                "swept-boot": {**owner_labels(mine, "b"), "forgeyard.boot": "another"},
+                "kept-alive": owner_labels(mine, "c"),
+                "kept-other": owner_labels(settings(dockerd, shared_state), "d"),
             }
             for name, labels in names.items():
                 make_container(dockerd, name, image, labels)
-            dead = labels_of({**owner_labels(mine, "v", "/v"), "forgeyard.executor": "dead"})
+            dead = labels_of({**owner_labels(mine, "v"), "forgeyard.executor": "dead"})
             docker(dockerd, "volume", "create", *dead, "stuck")
             docker(dockerd, "network", "create", "--internal", "--subnet", "10.255.254.0/28", *dead, "swept-network")
             make_container(dockerd, "kept-user", image, {}, "-v", "stuck:/usr")
             try:
-                report = await runtime.sweep(lambda executor: executor == mine.executor)
+                report = await runtime.sweep(lambda sandbox: sandbox == "c")
                 there = set(docker(dockerd, "ps", "-a", "--format", "{{.Names}}").split())
                 assert there >= {"kept-alive", "kept-other", "kept-user"}
                 assert not there & {"swept-dead", "swept-boot"}

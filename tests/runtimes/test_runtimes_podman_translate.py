@@ -14,12 +14,14 @@ from contract_box import UID_BASE
 from podman_jobs import PLAN
 
 from forgeyard_model.identity import SandboxId
-from forgeyard_model.plan import Placement
+from forgeyard_model.plan import NetworkAttachment, Placement
+from forgeyard_model.policy import NetworkMode
 from forgeyard_oci.spec import compile_bundle
 from forgeyard_runtimes.contract import ContainerRef
-from forgeyard_runtimes.podman.client import socket_path
-from forgeyard_runtimes.podman.labels import PodmanSettings, pod_of
+from forgeyard_runtimes.labels import owner_labels
+from forgeyard_runtimes.podman.endpoint import find_endpoint
 from forgeyard_runtimes.podman.mounts import HostMounts
+from forgeyard_runtimes.podman.settings import PodmanSettings, pod_of
 from forgeyard_runtimes.podman.translate import Around, translate, uncarried
 
 PLACEMENT = Placement(
@@ -98,13 +100,14 @@ def test_recursive_flags_need_a_source_without_open_mounts() -> None:
     assert uncarried(spec, HostMounts({"/state/tmp2": frozenset({"rw"})})) == ()
 
 
-def test_a_pod_is_of_a_network_made_for_it() -> None:
-    """All containers of a sandbox in one network are in one pod; a container on its own is in none."""
+def test_a_pod_is_of_an_attempt_with_a_network() -> None:
+    """All containers of an attempt are in one pod, named for its job; one without a network made for it is in none."""
     ref = ContainerRef("fy-x", Path("/state"))
-    assert pod_of(bundle(), ref) is None
+    assert pod_of(NetworkAttachment(NetworkMode.DENY), ref) is None
+    assert pod_of(NetworkAttachment(NetworkMode.ALLOW, "/run/netns/x"), ref) == "fy-pod-x"
+    assert pod_of(NetworkAttachment(NetworkMode.ALLOW, "/run/netns/x", attempt="y"), ref) == "fy-pod-y"
     spec = bundle()
     next(entry for entry in spec["linux"]["namespaces"] if entry["type"] == "network")["path"] = "/run/netns/x"
-    assert pod_of(spec, ref) == f"fy-pod-{PLACEMENT.sandbox.value}"
     assert translate(spec, AROUND)["netns"] == {"nsmode": "path", "value": "/run/netns/x"}
 
 
@@ -123,10 +126,10 @@ def test_a_pod_is_of_a_network_made_for_it() -> None:
 )
 def test_where_the_socket_is(url: str | None, environment: dict[str, str], uid: int, path: str) -> None:
     """From the setting, CONTAINER_HOST, or the user's usual place, in every form of URL."""
-    assert socket_path(url, environment, uid) == Path(path)
+    assert find_endpoint(url, environment, uid).path == Path(path)
 
 
 def test_labels_name_sandbox_executor_state_and_boot() -> None:
     """What a person or a sweep filters by."""
-    labels = PodmanSettings("e", "s").container_labels("x", ContainerRef("fy-x", Path("/d")))
+    labels = owner_labels(PodmanSettings("e", "s"), "x", Path("/d"))
     assert {name.removeprefix("forgeyard.") for name in labels} == {"sandbox", "executor", "state", "boot", "directory"}

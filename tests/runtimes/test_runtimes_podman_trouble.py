@@ -23,8 +23,8 @@ from forgeyard_process_shim.channel import ShimDied
 from forgeyard_runtimes.comparison import verify_effective
 from forgeyard_runtimes.contract import ContainerStatus
 from forgeyard_runtimes.podman.client import Deadlines
-from forgeyard_runtimes.podman.labels import PodmanSettings
 from forgeyard_runtimes.podman.runtime import PodmanRuntime
+from forgeyard_runtimes.podman.settings import PodmanSettings
 from forgeyard_runtimes.podman.translate import DECLARED
 
 pytestmark = [pytest.mark.kernel, pytest.mark.daemon("podman")]

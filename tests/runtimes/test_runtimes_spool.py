@@ -331,7 +331,9 @@ def test_close_leaves_no_fd_and_no_thread(tmp_path: Path) -> None:
 
     before = held()
     asyncio.run(body())
-    assert held() == before
+    descriptors, threads = held()
+    assert descriptors <= before[0]
+    assert threads <= before[1]
 
 
 def test_a_closed_pump_refuses_new_pipes(tmp_path: Path) -> None:

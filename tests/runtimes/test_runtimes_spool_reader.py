@@ -173,7 +173,7 @@ def test_a_cancelled_reader_leaks_nothing(tmp_path: Path) -> None:
         async for _ in spool.reader():
             break
         await pool_idle(pump)
-        assert open_fds() == before
+        assert open_fds() <= before
         os.close(fd)
         await spool.close_input()
         assert len(await collect(spool)) == 1

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from adapters import DAEMON_FIXTURES
-from jobs import collect
+from jobs import cleaned, collect
 
 from forgeyard_executor import ExecutionResult, Executor, Job, Outcome, Step
-from forgeyard_model.config import ExecutorConfig
+from forgeyard_model.config import OWN_ROOTFS, ExecutorConfig, RootfsRules
 from forgeyard_model.policy import Need
 
 ADDRESS_VARIABLES = {"containerd": "CONTAINERD_ADDRESS", "podman": "CONTAINER_HOST", "docker": "DOCKER_HOST"}
@@ -26,9 +26,10 @@ ADDRESS_VARIABLES = {"containerd": "CONTAINERD_ADDRESS", "podman": "CONTAINER_HO
 class Jobs:
     """Runs jobs on one adapter."""
 
-    def __init__(self, name: str, state: Path) -> None:
+    def __init__(self, name: str, state: Path, *, rootfs: str = OWN_ROOTFS) -> None:
         self.name = name
         self.state = state
+        self.rootfs = rootfs
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
         self._executor: Executor | None = None
@@ -48,7 +49,7 @@ class Jobs:
             executor = await self._opened()
             async with executor.run(self.fitted(job), **options) as execution:  # type: ignore[arg-type]  # passed on by name
                 out, err = await collect(execution)
-                return await execution.wait(), out, err
+                return cleaned(await execution.wait()), out, err
 
         return self._runner.run(main())
 
@@ -72,7 +73,7 @@ class Jobs:
 
     async def _opened(self) -> Executor:
         if self._executor is None:
-            opening = Executor.open(self.state, runtime=self.name, config=config_for(self.name))
+            opening = Executor.open(self.state, runtime=self.name, config=config_for(self.name, self.rootfs))
             self._executor = await self._stack.enter_async_context(opening)
         return self._executor
 
@@ -90,9 +91,13 @@ def _image_user(reference: str) -> str:
     return str(blob(manifest["config"]["digest"]).get("config", {}).get("User", ""))
 
 
-def config_for(name: str) -> ExecutorConfig:
-    """An operator's configuration with which jobs of every profile's defaults run on that adapter."""
-    return ExecutorConfig(user_namespace=Need.PREFERRED if name == "docker" else Need.REQUIRED)
+def config_for(name: str, rootfs: str = OWN_ROOTFS) -> ExecutorConfig:
+    """An operator's configuration with which jobs of every profile's defaults run on that adapter.
+
+    :param rootfs: who unpacks its images.
+    """
+    rules = RootfsRules() if rootfs == OWN_ROOTFS else RootfsRules(**{name: rootfs})
+    return ExecutorConfig(user_namespace=Need.PREFERRED if name == "docker" else Need.REQUIRED, rootfs=rules)
 
 
 @contextmanager

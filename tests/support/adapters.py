@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,19 +14,23 @@ from contract_box import Box, open_box, opened
 
 from forgeyard_host.cgroups import CgroupHost, CgroupMode
 from forgeyard_runtimes.cells import RUNTIMES, V2_ONLY, Behaviour, exception
+from forgeyard_runtimes.cli_runtime import CliRuntime
 from forgeyard_runtimes.contract import ContainerRuntime
-from forgeyard_runtimes.find import RuntimeSettings, open_runtime
+from forgeyard_runtimes.find import CONTRACT_ONLY, RuntimeSettings, open_runtime
 
 DAEMON_FIXTURES = {"containerd": "containerd", "podman": "podman_service", "docker": "dockerd"}
 DAEMON_NAMES = {"containerd": "containerd", "podman": "podman", "docker": "dockerd"}
+GUEST_NAMES = tuple(os.environ.get("FORGEYARD_GUEST_ADAPTERS", "crun").split(","))
+"""Adapters whose tests also run under cgroup v2, in the guest of tests/guest, which sets this."""
 
 
 class Adapter:
     """One adapter of this run, connected once, and one container that tests which change nothing share."""
 
-    def __init__(self, name: str, address: str | None) -> None:
+    def __init__(self, name: str, address: str | None, program: str | None = None) -> None:
         self.name = name
         self.address = address
+        self.program = program
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
         self._runtime: ContainerRuntime | None = None
@@ -77,7 +83,10 @@ class Adapter:
 
     async def _connected(self) -> ContainerRuntime:
         if self._runtime is None:
-            self._runtime = await self._stack.enter_async_context(open_runtime(self.name, self.settings()))
+            if self.name in CONTRACT_ONLY:
+                self._runtime = await CliRuntime.find(self.name, self.program)
+            else:
+                self._runtime = await self._stack.enter_async_context(open_runtime(self.name, self.settings()))
         return self._runtime
 
     async def _close_box(self) -> None:
@@ -98,17 +107,30 @@ def _has_host(name: str) -> bool:
 
 
 def parameter(name: str) -> Any:
-    """The parameter for one adapter, with the mark of its daemon."""
-    daemon = DAEMON_NAMES.get(name)
-    return pytest.param(name, marks=[pytest.mark.daemon(daemon)] if daemon else [], id=name)
+    """The parameter for one adapter, with the mark of its daemon, and of the guest where it also runs there."""
+    marks = [pytest.mark.guest] if name in GUEST_NAMES else []
+    if name in DAEMON_NAMES:
+        marks.append(pytest.mark.daemon(DAEMON_NAMES[name]))
+    return pytest.param(name, marks=marks, id=name)
 
 
 def adapter_of(request: pytest.FixtureRequest) -> Iterator[Adapter]:
     """For the `adapter` fixture of a test module: the adapter that the parameter names, its daemon running."""
     name: str = request.param
     fixture = DAEMON_FIXTURES.get(name)
-    if fixture is None:
+    program = None
+    if name in CONTRACT_ONLY:
+        program = _optional(name)
+    elif fixture is None:
         request.getfixturevalue("require_tool")(name)
-    adapter = Adapter(name, request.getfixturevalue(fixture).address if fixture else None)
+    adapter = Adapter(name, request.getfixturevalue(fixture).address if fixture else None, program)
     yield adapter
     adapter.close()
+
+
+def _optional(name: str) -> str:
+    """The program of a runtime that is built from source; a skip where that was not done, in CI too."""
+    program = os.environ.get(f"FORGEYARD_TEST_{name.upper()}") or shutil.which(name)
+    if program is None:
+        pytest.skip(f"{name} is NOT TESTED here: tests/conformance/get_{name}.sh builds it, as the nightly run does")
+    return program

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import shim_sandbox
-from daemons import Containerd, remove_groups
+from daemons import Containerd, TestedContainerd, remove_groups
 from jobs import collect
 
 from forgeyard_executor import Execution, ExecutionResult, Executor, Job
@@ -27,22 +27,8 @@ from forgeyard_runtimes.containerd.runtime import ContainerdRuntime
 from forgeyard_runtimes.containerd.settings import ContainerdSettings
 from forgeyard_runtimes.contract import ContainerRef, Stdio
 
-OTHER = os.environ.get("FORGEYARD_TEST_CONTAINERD", "")
-"""Directory with another containerd and its shim, which these tests then run against: 2.x, in the nightly script."""
 NETWORK = NetworkAttachment(NetworkMode.DENY)
 ROOTFS = RootfsPlan(ExecutorKind.PROCESS, (), "")
-
-
-class TestedContainerd(Containerd):
-    """Debian's, or the one that the environment names."""
-
-    __test__ = False
-    program = f"{OTHER}/containerd" if OTHER else "containerd"
-
-    def environment(self) -> dict[str, str]:
-        """With the shim of the same version in front."""
-        base = super().environment()
-        return {**base, "PATH": f"{OTHER}:{base['PATH']}"} if OTHER else base
 
 
 def settings_for(daemon: Containerd, state: str = "test", **more: Any) -> ContainerdSettings:

@@ -75,7 +75,10 @@ class Box:
 
     def __init__(self, runtime: ContainerRuntime, plan: ContainerPlan, netns: str | None = None) -> None:
         self.runtime = runtime
-        self.plan = dataclasses.replace(plan, user_namespace=runtime.capabilities().user_namespace)
+        claims = runtime.capabilities()
+        self.plan = dataclasses.replace(plan, user_namespace=claims.user_namespace)
+        if not claims.resource_controls.pids:  # the threads of a kernel of its own count, which dies of a refusal
+            self.plan = dataclasses.replace(self.plan, limits=dataclasses.replace(plan.limits, pids=1000))
         self.base = UID_BASE if self.plan.user_namespace else 0
         self.sandbox = SandboxId.mint()
         self.directory = Path(tempfile.mkdtemp(prefix="fy-box-", dir="/var/tmp"))

@@ -17,7 +17,7 @@ END = 15.0
 def end_processes(directory: Path) -> None:
     """Kill every process that belongs to a daemon's directory, and wait until it is gone."""
     deadline = time.monotonic() + END
-    while found := list(_processes_of(directory)):
+    while found := list(processes_of(directory)):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -27,7 +27,7 @@ def end_processes(directory: Path) -> None:
         time.sleep(0.02)
 
 
-def _processes_of(directory: Path) -> Iterator[int]:
+def processes_of(directory: Path) -> Iterator[int]:
     """Shims, monitors and helpers by their command line; containers by their mounts."""
     mark = str(directory).encode()
     for entry in os.listdir("/proc"):

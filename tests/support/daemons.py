@@ -28,6 +28,8 @@ STOP = 15.0
 SBIN = ":/usr/local/sbin:/usr/sbin:/sbin"
 # What a daemon allows: this machine's hard limit is below what podman asks for by itself.
 NOFILE = 16384
+OTHER_CONTAINERD = os.environ.get("FORGEYARD_TEST_CONTAINERD", "")
+"""Directory with another containerd and its shim, which the tests then run against: 2.x, in the nightly script."""
 
 _CONTAINERD = """\
 version = 2
@@ -242,6 +244,18 @@ class Containerd(Daemon):
         return ["ctr", "--address", str(self.socket), "--namespace", namespace, *arguments]
 
 
+class TestedContainerd(Containerd):
+    """The machine's, or the one that the environment names. dockerd stays on the machine's."""
+
+    __test__ = False
+    program = f"{OTHER_CONTAINERD}/containerd" if OTHER_CONTAINERD else "containerd"
+
+    def environment(self) -> dict[str, str]:
+        """With the shim of the same version in front."""
+        base = super().environment()
+        return {**base, "PATH": f"{OTHER_CONTAINERD}:{base['PATH']}"} if OTHER_CONTAINERD else base
+
+
 class Dockerd(Daemon):
     """dockerd on a containerd of its own, without a bridge or a rule in any firewall.
 
@@ -341,7 +355,7 @@ class PodmanService(Daemon):
             remove_groups("/libpod_parent")
 
 
-DAEMONS: dict[str, type[Daemon]] = {kind.name: kind for kind in (Containerd, Dockerd, PodmanService)}
+DAEMONS: dict[str, type[Daemon]] = {kind.name: kind for kind in (TestedContainerd, Dockerd, PodmanService)}
 
 
 def installed(name: str) -> bool:

@@ -16,13 +16,19 @@ async def collect(execution: Execution) -> tuple[bytes, bytes]:
     return bytes(streams["stdout"]), bytes(streams["stderr"])
 
 
+def cleaned(result: ExecutionResult) -> ExecutionResult:
+    """`result`, of which everything could be undone."""
+    assert not [note for note in result.notes if note.startswith("cleanup: ")], result.notes
+    return result
+
+
 def run(state: Path, job: Job, **options: object) -> tuple[ExecutionResult, bytes, bytes]:
     """Run a job to its end."""
 
     async def main() -> tuple[ExecutionResult, bytes, bytes]:
         async with Executor.open(state) as executor, executor.run(job, **options) as execution:  # type: ignore[arg-type]  # passed on by name
             out, err = await collect(execution)
-            return await execution.wait(), out, err
+            return cleaned(await execution.wait()), out, err
 
     return asyncio.run(main())
 

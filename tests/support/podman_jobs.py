@@ -16,8 +16,8 @@ from forgeyard_model.job import Step
 from forgeyard_model.limits import ResourceLimits
 from forgeyard_model.plan import ContainerPlan, JobUser, MountKind, PlanMount, Rlimit
 from forgeyard_model.policy import NetworkMode
-from forgeyard_runtimes.podman.labels import PodmanSettings
 from forgeyard_runtimes.podman.runtime import PodmanRuntime
+from forgeyard_runtimes.podman.settings import PodmanSettings
 
 PLAN = ContainerPlan(
     kind=ExecutorKind.CONTAINER,

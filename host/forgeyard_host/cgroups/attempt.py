@@ -14,9 +14,10 @@ from typing import Final, Self
 
 from forgeyard_host.cgroups import files, kill
 from forgeyard_host.cgroups.detect import CgroupHost, CgroupMode
-from forgeyard_host.cgroups.evidence import AppliedLimits, read_evidence, read_limits, read_usage
+from forgeyard_host.cgroups.evidence import AppliedLimits, read_evidence, read_limits, read_live, read_usage
 from forgeyard_host.failures import cleanup_failed, describe
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
+from forgeyard_model.live import LiveUsage
 from forgeyard_model.result import Evidence, ResourceUsage
 
 _REMOVE_SECONDS: Final = 2.0
@@ -99,6 +100,10 @@ class AttemptCgroup:
     def usage(self, leaf: str) -> ResourceUsage:
         """What `leaf` used so far; the fields this host cannot tell are None."""
         return read_usage(self.host, self.path, self.leaf(leaf))
+
+    def live(self, leaf: str) -> LiveUsage:
+        """What `leaf` uses now, but for its disk."""
+        return read_live(self.host, self.path, self.leaf(leaf))
 
     def applied(self, leaf: str) -> AppliedLimits:
         """The limits that the kernel really has for `leaf`."""

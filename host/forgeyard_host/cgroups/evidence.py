@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from forgeyard_host.cgroups import files
 from forgeyard_host.cgroups.detect import CgroupHost, CgroupMode
+from forgeyard_model.live import LiveUsage
 from forgeyard_model.result import Evidence, MemoryEvidence, PidsEvidence, ResourceUsage
 
 _NANOSECOND: Final = 1e-9
@@ -50,6 +52,37 @@ def read_usage(host: CgroupHost, parent: str, leaf: str) -> ResourceUsage:
         io_read=io.get("rbytes"),
         io_written=io.get("wbytes"),
     )
+
+
+def read_live(host: CgroupHost, parent: str, leaf: str) -> LiveUsage:
+    """What the group `leaf` uses now, but for its disk."""
+    now = datetime.now(UTC)
+    if host.mode is CgroupMode.V2:
+        directory = _v2_directory(host, parent, leaf)
+        cpu = files.keyed(f"{directory}/cpu.stat").get("usage_usec")
+        return LiveUsage(
+            at=now,
+            cpu_nanoseconds=None if cpu is None else cpu * 1000,
+            memory_bytes=_working_set(directory, "memory.current", "inactive_file"),
+            pids=files.number(f"{directory}/pids.current"),
+        )
+    memory = host.controllers.get("memory")
+    return LiveUsage(
+        at=now,
+        cpu_nanoseconds=_v1(host, "cpuacct", leaf, "cpuacct.usage"),
+        memory_bytes=None
+        if memory is None
+        else _working_set(memory + leaf, "memory.usage_in_bytes", "total_inactive_file"),
+        pids=_v1(host, "pids", leaf, "pids.current"),
+    )
+
+
+def _working_set(directory: str, current: str, droppable: str) -> int | None:
+    """Bytes in use, less the page cache that goes first: as engines and kubelet count it."""
+    used = files.number(f"{directory}/{current}")
+    if used is None:
+        return None
+    return max(0, used - files.keyed(f"{directory}/memory.stat").get(droppable, 0))
 
 
 def read_limits(host: CgroupHost, leaf: str) -> AppliedLimits:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_oci.spec.compose import Fields
 
-CURRENT: Final[Mapping[str, int]] = {"general-build": 1}
+CURRENT: Final[Mapping[str, int]] = {"general-build": 2}
 """Version in use of each profile. A profile that changes gets a new file and a new number, never an edit."""
 
 _OPS: Final = {"eq": "SCMP_CMP_EQ", "ne": "SCMP_CMP_NE", "gt": "SCMP_CMP_GT", "masked_eq": "SCMP_CMP_MASKED_EQ"}
@@ -73,7 +73,7 @@ class SeccompProfile:
 
     @property
     def identity(self) -> str:
-        """Name and version, for provenance: ``general-build/1``."""
+        """Name and version, for provenance: ``general-build/2``."""
         return f"{self.name}/{self.version}"
 
     def render(self, machine: str) -> dict[str, Any]:

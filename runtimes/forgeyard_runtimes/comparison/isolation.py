@@ -11,7 +11,7 @@ from forgeyard_runtimes.comparison.findings import Findings, Spec, listed, part
 _PROPAGATION: Final = {"private": 0, "unbindable": 0, "slave": 1, "": 1, "shared": 2}
 """How much of later mounts passes; where nothing is said, runtimes make it a slave."""
 # What every OCI runtime gives on its own, whatever the spec says (runtime spec, default devices).
-_DEFAULT_DEVICES: Final = frozenset(
+DEFAULT_DEVICES: Final = frozenset(
     {
         ("/dev/null", "c", 1, 3),
         ("/dev/zero", "c", 1, 5),
@@ -121,7 +121,7 @@ def _compare_devices(findings: Findings, intended: Iterable[Spec], effective: It
         {(entry["path"], entry["type"], entry.get("major", 0), entry.get("minor", 0)): entry for entry in devices}
         for devices in (intended, effective)
     )
-    if more := found.keys() - wanted.keys() - _DEFAULT_DEVICES:
+    if more := found.keys() - wanted.keys() - DEFAULT_DEVICES:
         findings.weaker("linux.devices", f"{listed(key[0] for key in more)} not intended")
     if less := wanted.keys() - found.keys():
         findings.stricter("linux.devices", f"{listed(key[0] for key in less)} intended")
@@ -196,7 +196,7 @@ def _harmless_access(kind: str, major: int | None, minor: int | None) -> frozens
     """What runtimes allow everybody: the devices above, terminals, and making nodes, which then can't be opened."""
     if kind == "c" and major == _PTS_MAJOR:
         return frozenset("rwm")
-    known = any((kind, major, minor) == device[1:] for device in _DEFAULT_DEVICES)
+    known = any((kind, major, minor) == device[1:] for device in DEFAULT_DEVICES)
     return frozenset("rwm") if known else frozenset("m") if kind in ("b", "c") else frozenset()
 
 

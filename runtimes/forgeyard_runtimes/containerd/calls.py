@@ -89,6 +89,7 @@ SNAPSHOT_REMOVE: Final = _call(_SNAPSHOTS, "Remove", snapshots.RemoveSnapshotReq
 DIFF_APPLY: Final = _call("diff.v1.Diff", "Apply", diff.ApplyRequest, diff.ApplyResponse)
 IMAGE_CREATE: Final = _call(_IMAGES, "Create", images.CreateImageRequest, images.CreateImageResponse)
 IMAGE_DELETE: Final = _call(_IMAGES, "Delete", images.DeleteImageRequest, Empty)
+IMAGE_LIST: Final = _call(_IMAGES, "List", images.ListImagesRequest, images.ListImagesResponse)
 LEASE_CREATE: Final = _call(_LEASES, "Create", leases.CreateRequest, leases.CreateResponse)
 LEASE_DELETE: Final = _call(_LEASES, "Delete", leases.DeleteRequest, Empty)
 LEASE_LIST: Final = _call(_LEASES, "List", leases.ListRequest, leases.ListResponse)

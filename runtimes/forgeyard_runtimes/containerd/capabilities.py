@@ -6,12 +6,17 @@ from typing import Final
 
 from forgeyard_model.capabilities import ExecutorCapabilities, ResourceControls
 from forgeyard_model.policy import IsolationLevel, NetworkMode
+from forgeyard_runtimes.contract import NetworkJoin, NetworkShare
 
-NETWORK_JOIN: Final = "plumbed"
+NETWORK_JOIN: Final[NetworkJoin] = "plumbed"
 """How a job gets into its network. containerd's shim starts runc in the daemon's network, so none can be inherited.
 By path runc 1.1 joins it only beside a user namespace that it makes itself: one that is joined by path as well, as
 every attempt's is, comes first, and from there the host's network namespaces are out of reach. So the container has a
 fresh one, and the network is put into it while the process shim waits at its gate."""
+
+NETWORK_SHARE: Final[NetworkShare] = "made"
+"""Two that share a namespace can't both have a fresh one. They join one of ours by path, and runc makes their user
+namespaces, which get at the gate the limits that those of ours have from the start."""
 
 
 def claims(name: str) -> ExecutorCapabilities:

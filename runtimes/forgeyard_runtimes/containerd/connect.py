@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 
 from forgeyard_runtimes.containerd import calls
 from forgeyard_runtimes.containerd.client import Client
-from forgeyard_runtimes.containerd.errors import (
-    Code,
-    check_socket,
-    expecting,
-    socket_of,
-    unsupported,
-    version_too_old,
-)
+from forgeyard_runtimes.containerd.endpoint import find_endpoint
+from forgeyard_runtimes.containerd.errors import Code, check_socket, expecting, unsupported, version_too_old
 from forgeyard_runtimes.containerd.messages import Empty, namespaces
 from forgeyard_runtimes.containerd.settings import HANDLERS, ContainerdSettings
+from forgeyard_runtimes.endpoints import rootless_engine
 
 FIND_DEADLINE: Final = 5.0
 """Seconds for a daemon's first answer."""
@@ -26,13 +22,15 @@ _OLDEST: Final = (1, 6)
 async def connect(settings: ContainerdSettings) -> tuple[Client, str]:
     """A client whose namespace exists, and the daemon's version.
 
-    :raises ExecutorError: UNSUPPORTED when it is not there, not open to us, too old, or the handler can't run our
-        shim; TIMEOUT when it does not answer.
+    :raises ExecutorError: UNSUPPORTED when it is not there, not open to us, rootless, too old, or the handler can't run
+        our shim; TIMEOUT when it does not answer.
     """
     _check_handler(settings.handler)
-    path = socket_of(settings.address)
-    check_socket(path)
-    client = Client(path, settings.namespace)
+    endpoint = find_endpoint(settings.address, os.environ)
+    if uid := check_socket(endpoint.path):
+        shown = f"{endpoint.path}, named by {endpoint.origin}, is containerd's of uid {uid}"
+        raise rootless_engine("containerd", shown, "use root's daemon, or --runtime runc")
+    client = Client(endpoint.path, settings.namespace)
     try:
         answer = await client.call(calls.VERSION, Empty(), deadline=FIND_DEADLINE)
         number = release(answer.version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from enum import StrEnum
 from types import TracebackType
 from typing import Final
@@ -96,7 +97,7 @@ def unreachable(path: str, error: OSError) -> ExecutorError:
                 shown,
             )
         case errno.ENOENT | errno.ENOTDIR:
-            brief, cure = "containerd is not there", "start it, or name its socket"
+            brief, cure = "containerd is not there", "start it, or name its socket in CONTAINERD_ADDRESS"
         case errno.ECONNREFUSED:
             brief, cure = "nobody listens on containerd's socket", "start containerd again"
         case errno.EAGAIN:
@@ -106,8 +107,10 @@ def unreachable(path: str, error: OSError) -> ExecutorError:
     return unsupported("containerd_missing", brief, cure, shown)
 
 
-def check_socket(path: str) -> None:
+def check_socket(path: str) -> int:
     """Connect once, which says more than gRPC does when it fails. Does not block: a full backlog is an error.
+
+    :returns: uid of who listens (SO_PEERCRED).
 
     :raises ExecutorError: UNSUPPORTED.
     """
@@ -116,17 +119,8 @@ def check_socket(path: str) -> None:
             probe.connect(path)
         except OSError as error:
             raise unreachable(path, error) from error
-
-
-def socket_of(address: str) -> str:
-    """The path in ``unix:///run/…`` or a plain path.
-
-    :raises ExecutorError: UNSUPPORTED, for what is no Unix socket on this host.
-    """
-    path = address.removeprefix("unix://")
-    if not path.startswith("/"):
-        raise unsupported("containerd_address", f"{address!r} is no socket of this host", "give unix:///PATH")
-    return path
+        _, uid, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 class expecting:  # noqa: N801  read as a statement: with expecting(NOT_FOUND)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from google.protobuf import any_pb2, empty_pb2, timestamp_pb2
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
+from forgeyard_runtimes.proto_messages import MessagePool
 
 if TYPE_CHECKING:
     from google.protobuf.any_pb2 import Any as AnyMessage
@@ -32,46 +28,25 @@ if TYPE_CHECKING:
     from forgeyard_runtimes.containerd.protos import types_pb2 as types
     from forgeyard_runtimes.containerd.protos import version_pb2 as version
 else:
-    _POOL = DescriptorPool()
-    _PREFIX = "forgeyard_runtimes/containerd/protos"
-
-    def _fill() -> None:
-        """Every file after those that it imports: a pool of our own, so that no other client's names meet ours."""
-        for known in (any_pb2, empty_pb2, timestamp_pb2):
-            _POOL.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
-        ours = FileDescriptorSet.FromString((Path(__file__).parent / "protos/descriptors.binpb").read_bytes())
-        for file in ours.file:
-            _POOL.Add(file)
-
-    def _file(name: str) -> SimpleNamespace:
-        """The messages and enum values of one proto file, by their names."""
-        file = _POOL.FindFileByName(f"{_PREFIX}/{name}.proto")
-        found: dict[str, Any] = {}
-        for message, descriptor in file.message_types_by_name.items():
-            found[message] = GetMessageClass(descriptor)
-        for enum in file.enum_types_by_name.values():
-            found |= {value.name: value.number for value in enum.values}
-        return SimpleNamespace(**found)
-
-    _fill()
-    cgroups_v1 = _file("cgroups_v1")
-    cgroups_v2 = _file("cgroups_v2")
-    containers = _file("containers")
-    content = _file("content")
-    diff = _file("diff")
-    events = _file("events")
-    images = _file("images")
-    leases = _file("leases")
-    namespaces = _file("namespaces")
-    runc = _file("runc")
-    snapshots = _file("snapshots")
-    task_events = _file("task_events")
-    task_types = _file("task_types")
-    tasks = _file("tasks")
-    types = _file("types")
-    version = _file("version")
-    AnyMessage = GetMessageClass(_POOL.FindMessageTypeByName("google.protobuf.Any"))
-    Empty = GetMessageClass(_POOL.FindMessageTypeByName("google.protobuf.Empty"))
+    _POOL = MessagePool(Path(__file__).parent / "protos/descriptors.binpb", "forgeyard_runtimes/containerd/protos")
+    cgroups_v1 = _POOL.file("cgroups_v1")
+    cgroups_v2 = _POOL.file("cgroups_v2")
+    containers = _POOL.file("containers")
+    content = _POOL.file("content")
+    diff = _POOL.file("diff")
+    events = _POOL.file("events")
+    images = _POOL.file("images")
+    leases = _POOL.file("leases")
+    namespaces = _POOL.file("namespaces")
+    runc = _POOL.file("runc")
+    snapshots = _POOL.file("snapshots")
+    task_events = _POOL.file("task_events")
+    task_types = _POOL.file("task_types")
+    tasks = _POOL.file("tasks")
+    types = _POOL.file("types")
+    version = _POOL.file("version")
+    AnyMessage = _POOL.message("google.protobuf.Any")
+    Empty = _POOL.message("google.protobuf.Empty")
 
 __all__ = [
     "PROCESS",

@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -21,16 +21,17 @@ from forgeyard_host.children import wait_readable
 from forgeyard_host.processes import send_signal
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
-from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
+from forgeyard_model.plan import Bundle, EngineImage, NetworkAttachment, RootfsPlan
 from forgeyard_runtimes.containerd import calls, effective
-from forgeyard_runtimes.containerd.capabilities import NETWORK_JOIN, claims
+from forgeyard_runtimes.containerd.capabilities import NETWORK_JOIN, NETWORK_SHARE, claims
 from forgeyard_runtimes.containerd.client import START_DEADLINE, Client
 from forgeyard_runtimes.containerd.connect import connect
 from forgeyard_runtimes.containerd.errors import Code, DaemonError, expecting, unsupported
 from forgeyard_runtimes.containerd.events import EventWatch, Sight
+from forgeyard_runtimes.containerd.images import ContainerdImages
 from forgeyard_runtimes.containerd.messages import containers, task_types, tasks
 from forgeyard_runtimes.containerd.metrics import ContainerUsage, read_usage
-from forgeyard_runtimes.containerd.settings import HANDLERS, ContainerdSettings, Label, owned_by
+from forgeyard_runtimes.containerd.settings import HANDLERS, ContainerdSettings, owned_by
 from forgeyard_runtimes.containerd.sweep import sweep
 from forgeyard_runtimes.containerd.task import STATUS, get_task, kill_all, remove_task, run_process
 from forgeyard_runtimes.containerd.translate import (
@@ -41,7 +42,16 @@ from forgeyard_runtimes.containerd.translate import (
     runtime_options,
     uncarried,
 )
-from forgeyard_runtimes.contract import ContainerRef, ContainerState, ContainerStatus, NetworkJoin, Stdio, SweepReport
+from forgeyard_runtimes.contract import (
+    ContainerRef,
+    ContainerState,
+    ContainerStatus,
+    NetworkJoin,
+    NetworkShare,
+    Stdio,
+    SweepReport,
+)
+from forgeyard_runtimes.labels import DIRECTORY
 from forgeyard_runtimes.shielding import shielded
 
 _KILL_PATIENCE: Final = 1.0
@@ -62,14 +72,17 @@ class ContainerdRuntime:
     """Containers of one containerd. Use `find`, and `close` at the end."""
 
     network_join: ClassVar[NetworkJoin] = NETWORK_JOIN
+    network_share: ClassVar[NetworkShare] = NETWORK_SHARE
     joins_user_namespace: ClassVar[bool] = True
     literal: ClassVar[bool] = False
     declared_weaker: ClassVar[frozenset[str]] = frozenset()
+    declared_stricter: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, client: Client, settings: ContainerdSettings, number: str) -> None:
         self.client = client
         self._settings = settings
         self._version = number
+        self.images = None if settings.own_rootfs else ContainerdImages(client, settings)
         self._live: dict[str, _Live] = {}
         self._events = EventWatch(client)
 
@@ -87,6 +100,11 @@ class ContainerdRuntime:
     def name(self) -> str:
         """Name and version, such as ``containerd 1.6.20``."""
         return f"containerd {self._version}"
+
+    @property
+    def address(self) -> str:
+        """Where the daemon listens."""
+        return f"unix://{self.client.socket}"
 
     def carries(self, bundle: Bundle) -> tuple[str, ...]:
         """Fields of the bundle that can't be honoured here, by name; empty for all that the compiler makes."""
@@ -107,17 +125,27 @@ class ContainerdRuntime:
         refuse_inherited_network(spec, network)
         self._events.start(ref.container_id)
         record = container_record(ref, bundle, self._settings)
+        if self.images is not None and rootfs.engine is not None:
+            self.images.describe(record, rootfs.engine)
         request = containers.CreateContainerRequest(container=record)
-        await shielded(self._create(ref, request))
+        await shielded(self._create(ref, request, rootfs.engine))
         self._live[ref.container_id] = _Live(bundle, _network_path(spec))
 
-    async def _create(self, ref: ContainerRef, request: containers.CreateContainerRequest) -> None:
+    async def _create(
+        self, ref: ContainerRef, request: containers.CreateContainerRequest, image: EngineImage | None
+    ) -> None:
         try:
-            await self.client.call(calls.CONTAINER_CREATE, request)
+            answer = await self.client.call(calls.CONTAINER_CREATE, request)
         except DaemonError as error:
             if error.code is not Code.ALREADY_EXISTS:
                 await self._undo(ref)
             raise
+        if self.images is not None and image is not None:
+            try:
+                await self.images.check(answer.container, image)
+            except BaseException:
+                await self._undo(ref)
+                raise
 
     async def start(self, ref: ContainerRef, *, netns: str | None = None) -> int:
         """Create the task and start it; the pid of PID 1.
@@ -205,7 +233,7 @@ class ContainerdRuntime:
         return tuple(
             running.get(record.id, ContainerState(record.id, ContainerStatus.CREATING))
             for record in sorted(records, key=lambda record: record.id)
-            if record.labels.get(Label.DIRECTORY) in wanted
+            if record.labels.get(DIRECTORY) in wanted
         )
 
     def cgroup(self, ref: ContainerRef) -> None:
@@ -253,7 +281,7 @@ class ContainerdRuntime:
 
     def capabilities(self) -> ExecutorCapabilities:
         """What this adapter claims."""
-        return claims(self.name)
+        return replace(claims(self.name), rootfs="own" if self.images is None else "snapshotter")
 
     async def close(self) -> None:
         """Stop listening and disconnect. Containers live on."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from forgeyard_host.processes import boot_id
 from forgeyard_runtimes.contract import Carrier
+from forgeyard_runtimes.labels import STATE
 
-SOCKET: Final = "/run/containerd/containerd.sock"
 NAMESPACE: Final = "forgeyard"
 RUNC: Final = "io.containerd.runc.v2"
 
-# What of ours each handler's containers can reach. gVisor and a virtual machine open no FIFO of the host's, so nothing
-# of ours can run there until the shim has another carrier.
+# What of ours each handler's containers can reach. gVisor, unless its shim is configured with host-fifo, and a virtual
+# machine open no FIFO of the host's, so nothing of ours can run there until the shim has another carrier.
 HANDLERS: Final = {
     RUNC: frozenset({Carrier.FIFO}),
     "io.containerd.runsc.v1": frozenset[Carrier](),
@@ -25,7 +24,7 @@ HANDLERS: Final = {
 class ContainerdSettings:
     """One daemon as one executor uses it.
 
-    :param address: a path, or ``unix:///PATH``.
+    :param address: a path, or ``unix:///PATH``; empty takes CONTAINERD_ADDRESS, or the usual place.
     :param namespace: containerd's, apart from other users of the daemon.
     :param handler: name of the runtime handler, one of HANDLERS.
     :param binary: program with runc's command line that the handler runs; empty takes its default.
@@ -33,9 +32,11 @@ class ContainerdSettings:
     :param snapshotter: what unpacks images that are put into the daemon.
     :param executor: its id, for labels.
     :param state: what names its state directory (a digest), for labels: a sweep looks at no other's objects.
+    :param own_rootfs: images are unpacked by the executor; False leaves it to the engine.
+    :param images: directory of the executor's image store: what that forgets goes here too.
     """
 
-    address: str = SOCKET
+    address: str = ""
     namespace: str = NAMESPACE
     handler: str = RUNC
     binary: str = ""
@@ -43,28 +44,10 @@ class ContainerdSettings:
     snapshotter: str = "overlayfs"
     executor: str = ""
     state: str = ""
-
-
-class Label:
-    """Labels that every object of ours has at a daemon."""
-
-    SANDBOX: Final = "forgeyard.sandbox"
-    EXECUTOR: Final = "forgeyard.executor"
-    STATE: Final = "forgeyard.state"
-    BOOT: Final = "forgeyard.boot"
-    DIRECTORY: Final = "forgeyard.directory"
-
-
-def owner_labels(settings: ContainerdSettings, sandbox: str) -> dict[str, str]:
-    """Whose an object is."""
-    return {
-        Label.SANDBOX: sandbox,
-        Label.EXECUTOR: settings.executor,
-        Label.STATE: settings.state,
-        Label.BOOT: boot_id(),
-    }
+    own_rootfs: bool = True
+    images: str = ""
 
 
 def owned_by(settings: ContainerdSettings) -> str:
     """The filter for objects of one state directory, whichever executor made them."""
-    return f'labels."{Label.STATE}"=={settings.state}'
+    return f'labels."{STATE}"=={settings.state}'

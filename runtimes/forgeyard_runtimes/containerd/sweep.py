@@ -1,60 +1,65 @@
-"""What dead executors left at the daemon: containers first, then snapshots, then leases. Ours and only ours."""
+"""What dead executors left at containerd: containers first, then snapshots, then leases. Ours and only ours."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from functools import partial
+from typing import Final
 
-from forgeyard_host.processes import boot_id
 from forgeyard_model.errors import ForgeyardError
 from forgeyard_runtimes.containerd import calls
 from forgeyard_runtimes.containerd.client import QUERY_DEADLINE, Client
 from forgeyard_runtimes.containerd.errors import Code, expecting
-from forgeyard_runtimes.containerd.messages import containers, leases, snapshots
-from forgeyard_runtimes.containerd.settings import ContainerdSettings, Label, owned_by
-from forgeyard_runtimes.containerd.task import remove_task
-from forgeyard_runtimes.contract import SweepReport
+from forgeyard_runtimes.containerd.messages import containers, leases, snapshots, tasks
+from forgeyard_runtimes.containerd.settings import ContainerdSettings, owned_by
+from forgeyard_runtimes.containerd.task import STATUS, remove_task
+from forgeyard_runtimes.contract import ContainerStatus, SweepReport
+from forgeyard_runtimes.sweep import Kind, Leftover, sweep_kinds
 
-
-class _Sweep:
-    """Goes on past what can't be removed, and remembers all of it."""
-
-    def __init__(self, alive: Callable[[str], bool]) -> None:
-        self._alive = alive
-        self.removed: list[str] = []
-        self.kept: list[str] = []
-        self.failed: list[tuple[str, str]] = []
-
-    async def look(self, what: str, labels: Mapping[str, str], remove: Callable[[], Awaitable[None]]) -> None:
-        """Remove one object, unless its sandbox lives. None does over a boot of this host."""
-        if labels.get(Label.BOOT) == boot_id() and self._alive(labels.get(Label.SANDBOX, "")):
-            self.kept.append(what)
-            return
-        try:
-            await remove()
-        except ForgeyardError as error:
-            self.failed.append((what, str(error)))
-        else:
-            self.removed.append(what)
+_ENDED: Final = (ContainerStatus.STOPPED, ContainerStatus.ABSENT)
 
 
 async def sweep(client: Client, settings: ContainerdSettings, alive: Callable[[str], bool]) -> SweepReport:
     """Remove what is labelled with our state directory and belongs to a sandbox that is not alive.
 
-    :param alive: whether the sandbox of that id has an executor that lives.
+    An image stays for the next job, until the executor's own store has forgotten it.
+
+    :param alive: whether the sandbox of that id is.
     :raises DaemonError: the daemon can't be asked at all: nothing can be said then of what is left.
     """
-    found, wanted = _Sweep(alive), owned_by(settings)
-    answer = await client.call(calls.CONTAINER_LIST, containers.ListContainersRequest(filters=[wanted]), patient=True)
-    for record in answer.containers:
-        await found.look(f"container {record.id}", record.labels, partial(_remove_container, client, record.id))
-    for info in await _snapshots(client, settings, wanted):
-        removal = partial(remove_snapshot, client, settings.snapshotter, info.name)
-        await found.look(f"snapshot {info.name}", info.labels, removal)
-    held = await client.call(calls.LEASE_LIST, leases.ListRequest(filters=[wanted]), patient=True)
-    for lease in held.leases:
-        await found.look(f"lease {lease.id}", lease.labels, partial(remove_lease, client, lease.id))
-    return SweepReport(tuple(found.removed), tuple(found.kept), tuple(found.failed))
+    from forgeyard_runtimes.containerd.images import sweep_images  # which removes snapshots and leases as this does
+
+    kinds = (
+        Kind("container", partial(_containers, client, settings)),
+        Kind("snapshot", partial(_snapshots, client, settings)),
+        Kind("lease", partial(_leases, client, settings)),
+        Kind("image", partial(sweep_images, client, settings)),
+    )
+    return await sweep_kinds(kinds, alive)
+
+
+async def _containers(client: Client, settings: ContainerdSettings) -> list[Leftover]:
+    request = containers.ListContainersRequest(filters=[owned_by(settings)])
+    answer = await client.call(calls.CONTAINER_LIST, request, patient=True)
+    states = await _states(client) if answer.containers else {}
+    return [
+        Leftover(
+            record.id,
+            record.labels,
+            partial(_remove_container, client, record.id),
+            running=states.get(record.id, ContainerStatus.ABSENT) not in _ENDED,
+        )
+        for record in answer.containers
+    ]
+
+
+async def _states(client: Client) -> dict[str, ContainerStatus]:
+    """Of the containers with a task. Only the order depends on it, so a shim that hangs is no reason to stop here."""
+    try:
+        answer = await client.call(calls.TASK_LIST, tasks.ListTasksRequest(), patient=True)
+    except ForgeyardError:
+        return {}
+    return {process.id: STATUS.get(process.status, ContainerStatus.CREATING) for process in answer.tasks}
 
 
 async def _remove_container(client: Client, container_id: str) -> None:
@@ -63,12 +68,15 @@ async def _remove_container(client: Client, container_id: str) -> None:
         await client.call(calls.CONTAINER_DELETE, containers.DeleteContainerRequest(id=container_id))
 
 
-async def _snapshots(client: Client, settings: ContainerdSettings, wanted: str) -> list[snapshots.Info]:
+async def _snapshots(client: Client, settings: ContainerdSettings) -> list[Leftover]:
     """Unfinished extractions and views. What is committed belongs to an image, and has none of our labels."""
-    request = snapshots.ListSnapshotsRequest(snapshotter=settings.snapshotter, filters=[wanted])
-    found: list[snapshots.Info] = []
+    request = snapshots.ListSnapshotsRequest(snapshotter=settings.snapshotter, filters=[owned_by(settings)])
+    found: list[Leftover] = []
     async for answer in client.stream(calls.SNAPSHOT_LIST, request, deadline=QUERY_DEADLINE):
-        found.extend(answer.info)
+        found.extend(
+            Leftover(info.name, info.labels, partial(remove_snapshot, client, settings.snapshotter, info.name))
+            for info in answer.info
+        )
     return found
 
 
@@ -78,6 +86,12 @@ async def remove_snapshot(client: Client, snapshotter: str, key: str) -> None:
         await client.call(
             calls.SNAPSHOT_REMOVE, snapshots.RemoveSnapshotRequest(snapshotter=snapshotter, key=key), patient=True
         )
+
+
+async def _leases(client: Client, settings: ContainerdSettings) -> list[Leftover]:
+    request = leases.ListRequest(filters=[owned_by(settings)])
+    held = await client.call(calls.LEASE_LIST, request, patient=True)
+    return [Leftover(lease.id, lease.labels, partial(remove_lease, client, lease.id)) for lease in held.leases]
 
 
 async def remove_lease(client: Client, lease_id: str) -> None:

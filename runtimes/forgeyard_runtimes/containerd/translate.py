@@ -10,18 +10,14 @@ from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_model.plan import Bundle, NetworkAttachment
 from forgeyard_model.policy import NetworkMode
 from forgeyard_runtimes.containerd.messages import RUNC_OPTIONS, SPEC, AnyMessage, any_of, containers, runc
-from forgeyard_runtimes.containerd.settings import RUNC, ContainerdSettings, Label, owner_labels
+from forgeyard_runtimes.containerd.settings import RUNC, ContainerdSettings
 from forgeyard_runtimes.contract import ContainerRef
-
-
-def sandbox_of(container_id: str) -> str:
-    """The sandbox's id in a container's name."""
-    return container_id.removeprefix("fy-")
+from forgeyard_runtimes.labels import owner_labels, sandbox_of
 
 
 def container_record(ref: ContainerRef, bundle: Bundle, settings: ContainerdSettings) -> containers.Container:
     """What is sent to Containers/Create."""
-    labels = {**owner_labels(settings, sandbox_of(ref.container_id)), Label.DIRECTORY: str(ref.directory)}
+    labels = owner_labels(settings, sandbox_of(ref.container_id), ref.directory)
     runtime = containers.Container.Runtime(name=settings.handler, options=runtime_options(settings))
     return containers.Container(id=ref.container_id, labels=labels, runtime=runtime, spec=any_of(SPEC, bundle.config))
 

@@ -8,6 +8,7 @@ from typing import Any
 from forgeyard_model.capabilities import ExecutorCapabilities, ResourceControls
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_model.policy import IsolationLevel, NetworkMode
+from forgeyard_runtimes.endpoints import rootless_engine
 
 
 def docker_capabilities(name: str, info: Mapping[str, Any]) -> ExecutorCapabilities:
@@ -35,11 +36,7 @@ def refuse_unfit(info: Mapping[str, Any]) -> None:
     if info.get("OSType") != "linux":
         raise _unfit("docker_not_linux", f"the daemon runs {info.get('OSType')} containers", "use a Linux daemon")
     if _has_option(info, "rootless"):
-        raise _unfit(
-            "docker_rootless",
-            "a rootless Docker daemon can't use control groups and mounts that the executor makes",
-            "use a rootful daemon, or --runtime podman",
-        )
+        raise rootless_engine("docker", "the Docker daemon says so", "use root's daemon, or --runtime runc")
     if info.get("CgroupDriver") != "cgroupfs":
         raise _unfit(
             "docker_cgroup_driver",

@@ -35,6 +35,8 @@ class DockerSettings:
 
     :param host, context: as Docker's client takes them; empty: the environment decides.
     :param executor: id of this executor. state: what names its state directory.
+    :param own_rootfs: images are unpacked by the executor; False leaves it to the engine.
+    :param images: directory of the executor's image store: what that forgets goes here too.
     :param query, change: seconds that a question, and a change, may take.
     """
 
@@ -44,6 +46,8 @@ class DockerSettings:
     state: str = ""
     query: float = QUERY_DEADLINE
     change: float = CHANGE_DEADLINE
+    own_rootfs: bool = True
+    images: str = ""
 
 
 class DockerClient:
@@ -60,7 +64,8 @@ class DockerClient:
 
         :raises ExecutorError: LOST (not there, no permission), UNSUPPORTED (too old), TIMEOUT.
         """
-        self._api = await self._run(self._open, "connect", self.settings.query)
+        there = f"connect to {self.endpoint.host}, named by {self.endpoint.origin}"
+        self._api = await self._run(self._open, there, self.settings.query)
 
     def _open(self) -> APIClient:
         """Blocking. Of the API's versions, the newest that both sides know."""

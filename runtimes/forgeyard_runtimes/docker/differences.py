@@ -22,8 +22,19 @@ DECLARED_WEAKER: Final = frozenset({"linux.rootfsPropagation"})
 """Fields that a comparison with the bundle finds weaker. The root is a slave of the mount that Docker made for it: what
 somebody with root on the host mounts below that directory of Docker's would show. Nothing of a job reaches it."""
 
+DECLARED_STRICTER: Final[Mapping[str, str]] = {
+    "linux.resources.blockIO": "the kernel's own weight for block devices is written out",
+    "linux.seccomp.defaultErrnoRet": "before Docker 23 EPERM, behind a rule that answers ENOSYS to every named call",
+    "linux.seccomp.syscalls": "before Docker 23 a few calls with arguments that are refused answer EPERM, not ENOSYS",
+}
+"""Fields that a comparison with the bundle finds stricter, in every job, and what that means."""
+
 # As the kernel has them in a new network namespace. Docker sets both to let everybody ping and take low ports.
 KERNEL_SYSCTLS: Final = {"net.ipv4.ip_unprivileged_port_start": "1024", "net.ipv4.ping_group_range": "1 0"}
+
+NO_FORWARDING: Final = "IPv4 forwarding is disabled. Networking will not work."
+"""What Docker says of every container but those that it is told to leave without a network. One that shares another's
+has that one's, whatever the daemon's own host forwards."""
 
 SHOWN_IN_SYS: Final = ("/sys/fs/cgroup", "/sys/devices/system/cpu")
 

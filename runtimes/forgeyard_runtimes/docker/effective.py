@@ -7,15 +7,14 @@ containerd's shim, and that works in the directory of the bundle.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Final
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
+from forgeyard_runtimes.mount_table import parse_mountinfo
 
 _LIMIT: Final = 4 << 20
 _FLAGS: Final = ("ro", "nosuid", "nodev", "noexec")
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def read_effective(pid: int, docker_id: str) -> dict[str, Any]:
@@ -43,21 +42,24 @@ def with_kernel_flags(mounts: list[dict[str, Any]], mountinfo: str) -> list[dict
     flagged = []
     for mount in mounts:
         # A mount that the kernel has not is left with no flags: to a comparison it is weaker than any.
-        flags = seen.get(mount["destination"], ("", frozenset()))[1]
+        found = seen.get(mount["destination"])
+        flags = frozenset() if found is None else found.flags
         kept = [option for option in mount["options"] if option not in (*_FLAGS, "rw", "suid", "dev", "exec")]
         flagged.append({**mount, "options": [*kept, *(flag for flag in _FLAGS if flag in flags)]})
     known = {mount["destination"] for mount in mounts}
     return flagged + [
         {"destination": where, "type": kind, "source": "", "options": sorted(flags & set(_FLAGS))}
-        for where, (kind, flags) in seen.items()
+        for where, (kind, flags, _) in seen.items()
         if where not in known and not _expected_by_itself(where, flags, known)
     ]
 
 
 def _expected_by_itself(where: str, flags: frozenset[str], known: set[str]) -> bool:
-    """The root, hierarchies below the cgroup mount, and read-only covers of paths in /proc and /sys."""
-    if where == "/" or (where.startswith("/sys/fs/cgroup/") and "/sys/fs/cgroup" in known):
+    """The root, read-only hierarchies below the cgroup mount, and read-only covers of paths in /proc and /sys."""
+    if where == "/":
         return True
+    if where.startswith("/sys/fs/cgroup/") and "/sys/fs/cgroup" in known:
+        return "ro" in flags  # what is mounted there has flags of its own
     if where.startswith("/proc/"):
         return "ro" in flags or _is_null_cover(where)
     return where.startswith("/sys/") and "ro" in flags
@@ -66,17 +68,6 @@ def _expected_by_itself(where: str, flags: frozenset[str], known: set[str]) -> b
 def _is_null_cover(where: str) -> bool:
     # A masked file is covered by the sandbox's own /dev/null, which is no read-only mount.
     return where.count("/") == 2
-
-
-def parse_mountinfo(text: str) -> dict[str, tuple[str, frozenset[str]]]:
-    """Type and flags by mount point; the topmost of several at one point. See proc_pid_mountinfo(5)."""
-    found = {}
-    for line in text.splitlines():
-        fields = line.split(" ")
-        kind = fields[fields.index("-") + 1]
-        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
-        found[point] = (kind, frozenset(fields[5].split(",")))
-    return found
 
 
 def root_propagation(text: str) -> str:

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
+from forgeyard_runtimes.endpoints import local_socket, refused_address
 
 DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
@@ -52,15 +53,41 @@ def find_endpoint(host: str, context: str, environ: Mapping[str, str]) -> Endpoi
     :raises ExecutorError: UNSUPPORTED for a daemon elsewhere, and for a configuration that names none.
     """
     endpoint = _named(host, context, environ)
-    address = urlsplit(endpoint.host)
-    local = address.scheme == "unix" or (address.scheme == "tcp" and address.hostname in _LOOPBACK)
-    if not local:
+    scheme, _, _ = endpoint.host.partition("://")
+    if scheme == "tcp":
+        _check_tcp(endpoint)
+        return endpoint
+    if scheme in ("ssh", "http", "https", "npipe", "fd"):
+        raise _not_local(endpoint)
+    return replace(endpoint, host=f"unix://{local_socket('docker', endpoint.host, endpoint.origin)}")
+
+
+def _check_tcp(endpoint: Endpoint) -> None:
+    """A loopback address with a port, and certificates that are there if any are named."""
+    try:
+        address = urlsplit(endpoint.host)
+        name, port = address.hostname, address.port
+    except ValueError:
+        name, port = "", None
+    if name and name not in _LOOPBACK:
+        raise _not_local(endpoint)
+    if not name or not port or address.path.strip("/"):
+        brief = f"docker address {endpoint.host!r} is no tcp://127.0.0.1:PORT"
+        raise refused_address("docker", brief, "give that, or unix:///PATH", endpoint.origin)
+    if endpoint.tls is not None and not endpoint.tls.directory.is_dir():
         raise _unsupported(
-            "docker_not_local",
-            f"the Docker daemon at {endpoint.host} is not on this machine",
-            f"{endpoint.origin} names it; give a unix:// address",
+            "docker_certificates",
+            f"there is no directory {endpoint.tls.directory} with certificates for {endpoint.host}",
+            "set DOCKER_CERT_PATH to the directory of ca.pem, cert.pem and key.pem",
         )
-    return endpoint
+
+
+def _not_local(endpoint: Endpoint) -> ExecutorError:
+    return _unsupported(
+        "docker_not_local",
+        f"the Docker daemon at {endpoint.host} is not on this machine",
+        f"{endpoint.origin} names it; give a unix:// address",
+    )
 
 
 def _named(host: str, context: str, environ: Mapping[str, str]) -> Endpoint:
@@ -112,10 +139,14 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise _unsupported(
-            "docker_config", f"{path} can't be read", "repair it, or set DOCKER_HOST", details=str(error)
-        ) from error
-    return found if isinstance(found, dict) else {}
+        raise _unreadable(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _unreadable(path, "it holds no JSON object")
+    return found
+
+
+def _unreadable(path: Path, details: str) -> ExecutorError:
+    return _unsupported("docker_config", f"{path} can't be read", "repair it, or set DOCKER_HOST", details=details)
 
 
 def _unsupported(reason: str, brief: str, resolution: str, *, details: str = "") -> ExecutorError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from http import HTTPStatus
 from typing import Final
 
@@ -81,7 +82,9 @@ def _unreachable(error: Exception, doing: str) -> ExecutorError:
     else:
         # A stream that ends says nothing of what it was about: a closed connection is no exit status.
         reason, brief, cure = "docker_lost", f"the connection to the Docker daemon broke ({doing})", _START
-    return ExecutorError(ExecutorErrorKind.LOST, reason, brief, details=str(error)[:2000], resolution=cure)
+    # What the library wraps an errno in says nothing more.
+    details = str(error)[:2000] if number is None else f"{doing}: {os.strerror(number)}"
+    return ExecutorError(ExecutorErrorKind.LOST, reason, brief, details=details, resolution=cure)
 
 
 def _errno(error: BaseException) -> int | None:

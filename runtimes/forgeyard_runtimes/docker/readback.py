@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from forgeyard_host.hostnames import hostname_of
 from forgeyard_runtimes.docker.differences import KERNEL_SYSCTLS, hidden_in_sys
 from forgeyard_runtimes.docker.staging import HOSTNAME, Staged
 
@@ -26,6 +27,19 @@ def in_bundle_terms(effective: Mapping[str, Any], bundle: Mapping[str, Any], sta
     masked = list(linux.get("maskedPaths") or ())
     mounts, linux["maskedPaths"] = _sys_as_in_bundle(mounts, masked, bundle)
     return {**effective, "mounts": mounts, "linux": linux, "root": _root(effective, bundle, complete=complete)}
+
+
+def sharing_in_bundle_terms(effective: Mapping[str, Any], pid: int, other: int) -> dict[str, Any]:
+    """`effective` of a container that was to share the network of process `other`'s, as one that does.
+
+    :raises SandboxError: NAMESPACE_FAILED, when its host name can't be read.
+    """
+    there = [
+        {"type": "network"} if entry == {"type": "network", "path": f"/proc/{other}/ns/net"} else entry
+        for entry in effective["linux"]["namespaces"]
+    ]
+    # Docker's spec has the other one's name, which was changed since.
+    return {**effective, "hostname": hostname_of(pid), "linux": {**effective["linux"], "namespaces": there}}
 
 
 def _own_sysctls(found: Mapping[str, str]) -> dict[str, str]:

@@ -6,11 +6,12 @@ Docker makes no network: the container's namespace is new and empty, and whoever
 
 from __future__ import annotations
 
+import asyncio
 import json
 import platform
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -19,16 +20,18 @@ from docker.errors import NotFound
 
 from forgeyard_host.children import wait_readable
 from forgeyard_host.failures import cleanup_failed, describe
+from forgeyard_host.hostnames import set_hostname
 from forgeyard_host.processes import send_signal
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
-from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
+from forgeyard_model.plan import Bundle, EngineImage, NetworkAttachment, RootfsPlan
 from forgeyard_runtimes.contract import (
     Carrier,
     ContainerRef,
     ContainerState,
     ContainerStatus,
     NetworkJoin,
+    NetworkShare,
     Stdio,
     SweepReport,
 )
@@ -42,18 +45,20 @@ from forgeyard_runtimes.docker.containers import (
     remove_container,
     start_container,
 )
-from forgeyard_runtimes.docker.differences import DECLARED_WEAKER
+from forgeyard_runtimes.docker.differences import DECLARED_STRICTER, DECLARED_WEAKER, NO_FORWARDING
 from forgeyard_runtimes.docker.effective import read_effective
 from forgeyard_runtimes.docker.endpoint import environment, find_endpoint
 from forgeyard_runtimes.docker.engine_socket import is_engine_socket
 from forgeyard_runtimes.docker.errors import NotThere
+from forgeyard_runtimes.docker.images import DockerImages, refuse_storage, volumes_to_cover
 from forgeyard_runtimes.docker.process import exec_request, run_exec
-from forgeyard_runtimes.docker.readback import in_bundle_terms
+from forgeyard_runtimes.docker.readback import in_bundle_terms, sharing_in_bundle_terms
 from forgeyard_runtimes.docker.skeleton import SkeletonImage, build_image
 from forgeyard_runtimes.docker.staging import Staged, stage, unstage
-from forgeyard_runtimes.docker.sweep import DIRECTORY_LABEL, owned_by, owner_labels, sweep
+from forgeyard_runtimes.docker.sweep import name_of, sweep
 from forgeyard_runtimes.docker.translate import carries, create_request
-from forgeyard_runtimes.removed import is_removed, removed_meanwhile
+from forgeyard_runtimes.labels import DIRECTORY, label_filter, owner_labels, sandbox_of
+from forgeyard_runtimes.removed import removed_meanwhile
 from forgeyard_runtimes.shielding import shielded
 
 _STATUS: Final = {
@@ -69,11 +74,15 @@ _STATUS: Final = {
 
 @dataclass(slots=True)
 class _Live:
-    """A container of this adapter's: Docker's id, what it was made of, and its PID 1 once started."""
+    """A container of this adapter's: Docker's id, what it was made of, and its PID 1 once started.
+
+    :param shares: the container whose network namespace it has.
+    """
 
     docker_id: str
     spec: Mapping[str, Any]
     staged: Staged
+    shares: _Live | None = None
     pid: int = 0
 
 
@@ -85,9 +94,11 @@ class DockerRuntime:
     """
 
     network_join: ClassVar[NetworkJoin] = "plumbed"
+    network_share: ClassVar[NetworkShare] = "container"
     joins_user_namespace: ClassVar[bool] = False
     literal: ClassVar[bool] = False
     declared_weaker: ClassVar[frozenset[str]] = DECLARED_WEAKER
+    declared_stricter: ClassVar[frozenset[str]] = frozenset(DECLARED_STRICTER)
 
     def __init__(self, client: DockerClient, version: Mapping[str, Any], info: Mapping[str, Any]) -> None:
         self._client = client
@@ -95,7 +106,8 @@ class DockerRuntime:
         self._version = str(version["Version"]).partition("+")[0]
         self._info = info
         self._live: dict[str, _Live] = {}
-        self._images: set[str] = set()
+        self._skeletons: set[str] = set()
+        self.images = None if self._settings.own_rootfs else DockerImages(client, self._version)
 
     @classmethod
     async def find(cls, settings: DockerSettings | None = None) -> DockerRuntime:
@@ -110,6 +122,8 @@ class DockerRuntime:
             await client.connect()
             version, info = await client.ask(lambda api: (api.version(), api.info()), "ask its version")
             refuse_unfit(info)
+            if not settings.own_rootfs:
+                refuse_storage(info)
         except BaseException:
             await client.close()
             raise
@@ -120,9 +134,14 @@ class DockerRuntime:
         """Name and version, such as ``docker 20.10.24``."""
         return f"docker {self._version}"
 
+    @property
+    def address(self) -> str:
+        """Where the daemon listens."""
+        return self._client.endpoint.host
+
     def capabilities(self) -> ExecutorCapabilities:
         """What containers of this daemon enforce: no user namespace of an attempt's own."""
-        return docker_capabilities(self.name, self._info)
+        return replace(docker_capabilities(self.name, self._info), rootfs="own" if self.images is None else "image")
 
     def carries(self, bundle: Bundle) -> tuple[str, ...]:
         """Names of the fields of `bundle` that Docker can't carry; `create` refuses a bundle that has any."""
@@ -161,37 +180,71 @@ class DockerRuntime:
             )
         spec: dict[str, Any] = json.loads(bundle.config)
         refuse_fields(self._uncarried(spec))
-        directory = _staging(ref)
         try:
-            work = self._client.change(lambda api: self._create(api, ref, spec, directory), "create a container")
+            shares = self._shared(network)
+            work = self._client.change(
+                lambda api: self._create(api, ref, spec, shares, rootfs.engine), "create a container"
+            )
             self._live[ref.container_id] = await shielded(work)
         except BaseException:
             await shielded(self._discard(ref))
             raise
 
-    def _create(self, api: APIClient, ref: ContainerRef, spec: dict[str, Any], directory: Path) -> _Live:
+    def _shared(self, network: NetworkAttachment) -> _Live | None:
+        if network.of is None:
+            return None
+        found = self._live.get(network.of)
+        if found is None or not found.pid:
+            raise ExecutorError(
+                ExecutorErrorKind.UNSUPPORTED,
+                "docker_netns",
+                f"container {network.of} does not run, to share its network",
+            )
+        return found
+
+    def _create(
+        self,
+        api: APIClient,
+        ref: ContainerRef,
+        spec: dict[str, Any],
+        shares: _Live | None,
+        engine: EngineImage | None,
+    ) -> _Live:
         """Blocking."""
-        staged = stage(spec, directory)
-        labels = owner_labels(self._settings, ref.container_id.removeprefix("fy-"), str(ref.directory))
+        staged = stage(spec, _staging(ref), volumes_to_cover(spec, engine))
+        labels = owner_labels(self._settings, sandbox_of(ref.container_id), ref.directory)
+        of = None if shares is None else shares.docker_id
+
+        def request(image: str) -> dict[str, Any]:
+            return create_request(spec, staged, image, labels, userns_host=maps_ids(self._info), network_of=of)
+
+        if self.images is not None and engine is not None:
+            answer = self.images.create(api, request(engine.identity), ref.container_id, engine)
+        else:
+            answer = self._create_on_skeleton(api, request, ref.container_id, staged)
+        warnings = [said for said in answer.get("Warnings") or () if shares is None or said != NO_FORWARDING]
+        if warnings:
+            raise not_applied("; ".join(warnings))
+        return _Live(answer["Id"], spec, staged, shares)
+
+    def _create_on_skeleton(
+        self, api: APIClient, request: Callable[[str], dict[str, Any]], name: str, staged: Staged
+    ) -> dict[str, Any]:
         image = build_image(staged.skeleton, self._settings.state, platform.machine())
         self._have_image(api, image)
-        request = create_request(spec, staged, image.identity, labels, userns_host=maps_ids(self._info))
         try:
-            answer = create_container(api, request, ref.container_id)
+            return create_container(api, request(image.identity), name)
         except NotFound:
             # Somebody removed it since: it is made once more.
-            self._images.discard(image.identity)
+            self._skeletons.discard(image.identity)
             self._have_image(api, image)
-            answer = create_container(api, request, ref.container_id)
-        if answer.get("Warnings"):
-            raise not_applied("; ".join(answer["Warnings"]))
-        return _Live(answer["Id"], spec, staged)
+            return create_container(api, request(image.identity), name)
 
     def _have_image(self, api: APIClient, image: SkeletonImage) -> None:
-        if image.identity in self._images:
+        if image.identity in self._skeletons:
             return
         load_image(api, image.identity, image.archive)
-        self._images.add(image.identity)
+        self._skeletons.add(image.identity)
 
     async def start(self, ref: ContainerRef, *, netns: str | None = None) -> int:
         """Start PID 1 and return its host pid.
@@ -209,6 +262,9 @@ class DockerRuntime:
                 self._client.change(lambda api: start_container(api, live.docker_id), "start the container")
             )
             check_here(live.pid, live.docker_id)
+            if live.shares is not None:
+                # Docker takes no name for it: it is to have the other one's.
+                await asyncio.to_thread(set_hostname, live.pid, str(live.spec["hostname"]))
         except BaseException as error:
             await shielded(self._discard(ref))
             if isinstance(error, ExecutorError) and error.reason == "docker_refused":
@@ -281,9 +337,9 @@ class DockerRuntime:
         """The containers of the attempts in `directories`, also those that another executor process made."""
         wanted = {str(directory) for directory in directories}
         entries = await self._client.ask(
-            lambda api: api.containers(all=True, filters=owned_by(self._settings)), "list the containers"
+            lambda api: api.containers(all=True, filters=label_filter(self._settings)), "list the containers"
         )
-        names = [entry["Names"][0].lstrip("/") for entry in entries if entry["Labels"].get(DIRECTORY_LABEL) in wanted]
+        names = [name_of(entry) for entry in entries if entry["Labels"].get(DIRECTORY) in wanted]
         return tuple([await self.state(ContainerRef(name, Path())) for name in sorted(names)])
 
     def effective_spec(self, ref: ContainerRef) -> Mapping[str, Any]:
@@ -296,20 +352,22 @@ class DockerRuntime:
             raise ExecutorError(
                 ExecutorErrorKind.LOST, "effective_spec", "the container was not started by this executor"
             )
-        return in_bundle_terms(read_effective(live.pid, live.docker_id), live.spec, live.staged)
+        found = read_effective(live.pid, live.docker_id)
+        if live.shares is not None:
+            found = sharing_in_bundle_terms(found, live.pid, live.shares.pid)
+        return in_bundle_terms(found, live.spec, live.staged)
 
     async def loss(self, ref: ContainerRef) -> ForgeyardError | None:
-        """A daemon that ends kills its containers, and one that was killed answers no more."""
-        try:
-            gone = await is_removed(lambda: self.state(ref))
-        except ForgeyardError as error:
-            return error
-        return removed_meanwhile(self.name) if gone else None
+        """Whoever removes a container takes it along.
+
+        :raises ForgeyardError: the daemon does not say. One that ends kills its containers first.
+        """
+        return await removed_meanwhile(self.name, lambda: self.state(ref))
 
     async def sweep(self, alive: Callable[[str], bool]) -> SweepReport:
         """Remove what dead executors left at the daemon. See `sweep.sweep`."""
-        report = await self._client.change(lambda api: sweep(api, self._settings, alive), "sweep")
-        self._images.clear()
+        report = await sweep(self._client, alive)
+        self._skeletons.clear()
         return report
 
     async def close(self) -> None:

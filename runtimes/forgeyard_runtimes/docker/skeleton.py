@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Self
 
+from forgeyard_runtimes.labels import STATE
+
 SKELETON_LABEL: Final = "forgeyard.skeleton"
-STATE_LABEL: Final = "forgeyard.state"
 REPOSITORY: Final = "forgeyard/skeleton"
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -52,7 +53,7 @@ def build_image(skeleton: Skeleton, state: str, machine: str) -> SkeletonImage:
         {
             "architecture": _ARCHITECTURES.get(machine, machine),
             "os": "linux",
-            "config": {"Labels": {SKELETON_LABEL: "1", STATE_LABEL: state}},
+            "config": {"Labels": {SKELETON_LABEL: "1", STATE: state}},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
             "history": [{"created_by": "forgeyard"}],
         }

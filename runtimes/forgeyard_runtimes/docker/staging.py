@@ -7,7 +7,6 @@ the flags of the bundle, on a private tmpfs that one detach drops with all on it
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,11 @@ from typing import Any, Final
 
 from forgeyard_host import mounts, syscalls
 from forgeyard_host.failures import bad_plan, mount_failed
-from forgeyard_host.operations import RootDirectory
-from forgeyard_host.rootdirs import make_in_root
 from forgeyard_runtimes.docker.skeleton import Skeleton
+from forgeyard_runtimes.root_parts import FOLLOW_INSIDE, make_mount_points, open_root, parts_of, top_entries
 
 HOSTNAME: Final = "/etc/hostname"
-_KERNEL: Final = ("dev", "proc", "sys")
 _ROOT: Final = "root"
-_FOLLOW_INSIDE: Final = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +43,10 @@ class Staged:
     skeleton: Skeleton
 
 
-def stage(spec: Mapping[str, Any], directory: Path) -> Staged:
+def stage(spec: Mapping[str, Any], directory: Path, volumes: Sequence[str] = ()) -> Staged:
     """Mount every bind source of `spec`, and its root, below `directory`. Blocking; `unstage` undoes it.
 
+    :param volumes: directories of the root that are bound once more at their own place, where Docker would put others.
     :raises SandboxError: INVALID_FILESYSTEM_PLAN or MOUNT_FAILED; nothing is mounted then.
     """
     try:
@@ -60,7 +57,7 @@ def stage(spec: Mapping[str, Any], directory: Path) -> Staged:
     except OSError as error:
         raise mount_failed("mount a tmpfs for Docker's sources", error) from error
     try:
-        return _staged(spec, directory)
+        return _staged(spec, directory, volumes)
     except BaseException:
         unstage(directory)
         raise
@@ -74,13 +71,15 @@ def unstage(directory: Path) -> None:
     mounts.unmount_all(str(directory))
 
 
-def _staged(spec: Mapping[str, Any], directory: Path) -> Staged:
+def _staged(spec: Mapping[str, Any], directory: Path, volumes: Sequence[str]) -> Staged:
     mnt = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        root = _open_root(str(spec["root"]["path"]))
+        root = open_root(str(spec["root"]["path"]))
         try:
-            _make_mount_points(root, spec)
+            make_mount_points(root, spec, (HOSTNAME,))
             binds = _stage_root(mnt, root, directory, spec)
+            for number, path in enumerate(volumes):
+                binds.append(_stage_volume(mnt, root, directory / f"volume-{number}", path, spec))
             for number, mount in enumerate(spec["mounts"]):
                 if mount["type"] == "bind":
                     _stage_bind(mnt, f"bind-{number}", mount["source"], mount["options"])
@@ -90,11 +89,6 @@ def _staged(spec: Mapping[str, Any], directory: Path) -> Staged:
             os.close(root)
     finally:
         os.close(mnt)
-
-
-def _open_root(path: str) -> int:
-    root, _ = mounts.open_source(path, directory=True)
-    return root
 
 
 def _stage_bind(mnt: int, name: str, path: str, options: Sequence[str]) -> None:
@@ -127,11 +121,7 @@ def _stage_root(mnt: int, root: int, directory: Path, spec: Mapping[str, Any]) -
         idmap=None,
     )
     covered = {mount["destination"] for mount in spec["mounts"]}
-    binds = [
-        Bind(f"{directory}/{_ROOT}/{name}", f"/{name}")
-        for name, kind in _top_entries(root)
-        if kind in (stat.S_IFDIR, stat.S_IFREG) and name not in _KERNEL and f"/{name}" not in covered
-    ]
+    binds = [Bind(f"{directory}/{_ROOT}/{name}", f"/{name}") for name in parts_of(root, spec)]
     if HOSTNAME not in covered and (host := _stage_hostname(mnt, root, directory)) is not None:
         binds.append(host)
     return binds
@@ -140,7 +130,7 @@ def _stage_root(mnt: int, root: int, directory: Path, spec: Mapping[str, Any]) -
 def _stage_hostname(mnt: int, root: int, directory: Path) -> Bind | None:
     """The root's own file, where Docker would put one of its own over it."""
     try:
-        found = syscalls.openat2(root, HOSTNAME, os.O_PATH, _FOLLOW_INSIDE)
+        found = syscalls.openat2(root, HOSTNAME, os.O_PATH, FOLLOW_INSIDE)
     except OSError:
         return None  # Docker makes it where the root has none, or has it lead nowhere
     try:
@@ -154,23 +144,33 @@ def _stage_hostname(mnt: int, root: int, directory: Path) -> Bind | None:
     return Bind(f"{directory}/hostname", HOSTNAME, single=True)
 
 
-def _top_entries(root: int) -> list[tuple[str, int]]:
-    entries = []
-    listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+def _stage_volume(mnt: int, root: int, place: Path, path: str, spec: Mapping[str, Any]) -> Bind:
+    """A directory of the root's, found without leaving it: links in an image lead where their author wants."""
     try:
-        for name in sorted(os.listdir(listing)):  # noqa: PTH208  of a descriptor
-            mode = os.stat(name, dir_fd=listing, follow_symlinks=False).st_mode
-            entries.append((name, stat.S_IFMT(mode)))
+        found = syscalls.openat2(root, path, os.O_PATH | os.O_DIRECTORY, FOLLOW_INSIDE)
+    except OSError as error:
+        raise bad_plan("volume", f"the root has no directory {path}", details=str(error)) from error
+    try:
+        mounts.attach_bind(
+            found,
+            path,
+            mnt,
+            place.name,
+            directory=True,
+            read_only=bool(spec["root"].get("readonly")),
+            executable=True,
+            idmap=None,
+        )
     finally:
-        os.close(listing)
-    return entries
+        os.close(found)
+    return Bind(str(place), path)
 
 
 def _skeleton(root: int, spec: Mapping[str, Any]) -> Skeleton:
     """Links at the top, and a place for each bind there. Deeper mount points are in the root, or the runtime's work."""
     links: dict[str, str] = {}
     places: dict[str, bool] = {}
-    for name, kind in _top_entries(root):
+    for name, kind in top_entries(root):
         if kind == stat.S_IFLNK:
             links[name] = os.readlink(name, dir_fd=root)
         elif kind in (stat.S_IFDIR, stat.S_IFREG):
@@ -180,48 +180,3 @@ def _skeleton(root: int, spec: Mapping[str, Any]) -> Skeleton:
         if below:
             places.setdefault(top, True)
     return Skeleton.of(links, {name: kind for name, kind in places.items() if name not in links})
-
-
-def _make_mount_points(root: int, spec: Mapping[str, Any]) -> None:
-    """What a runtime would make in the root before that becomes read-only; bound read-only it can't."""
-    if not spec["root"].get("readonly"):
-        return
-    tops = {name for name, kind in _top_entries(root) if kind == stat.S_IFDIR and name not in _KERNEL}
-    others = tuple(f"{mount['destination']}/" for mount in spec["mounts"])
-    for mount in (*spec["mounts"], {"destination": HOSTNAME, "type": "file"}):
-        path = mount["destination"]
-        in_root = path.split("/")[1] in tops and path.count("/") > 1 and not path.startswith(others)
-        if in_root:
-            _make_mount_point(root, path, directory=_is_directory(mount))
-
-
-def _is_directory(mount: Mapping[str, Any]) -> bool:
-    if mount["type"] == "file":
-        return False
-    return mount["type"] != "bind" or Path(mount["source"]).is_dir()
-
-
-def _make_mount_point(root: int, path: str, *, directory: bool) -> None:
-    try:
-        os.close(syscalls.openat2(root, path, os.O_PATH, _FOLLOW_INSIDE))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise bad_plan("mount_point", f"{path} can't be a mount point of this root", details=str(error)) from error
-    else:
-        return
-    parent, _, name = path.rpartition("/")
-    try:
-        made = make_in_root(root, RootDirectory(path if directory else parent, "a mount point"), (0, 0))
-        try:
-            if not directory:
-                here = f"/proc/self/fd/{made}/{name}"  # an O_PATH fd is no dir_fd for O_CREAT
-                os.close(os.open(here, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_WRONLY, 0o644))
-        finally:
-            os.close(made)
-    except OSError as error:
-        if error.errno == errno.EROFS:
-            raise bad_plan(
-                "mount_point", f"the read-only root has no {path}, and none can be made", details=str(error)
-            ) from error
-        raise mount_failed(f"make the mount point {path}", error) from error

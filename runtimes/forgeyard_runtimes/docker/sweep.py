@@ -1,94 +1,87 @@
-"""What dead executors left at the daemon: containers, also ended ones, then networks, volumes and images.
-
-Ours and only ours, by label; one object that can't be removed does not stop the rest.
-"""
+"""What dead executors left at Docker: containers first, then networks, volumes and images. Ours and only ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-import requests
 from docker import APIClient
-from docker.errors import DockerException
 
 from forgeyard_host.processes import boot_id
 from forgeyard_runtimes.contract import SweepReport
-from forgeyard_runtimes.docker.client import DockerSettings
-from forgeyard_runtimes.docker.errors import NotThere, translate
-from forgeyard_runtimes.docker.skeleton import SKELETON_LABEL, STATE_LABEL
+from forgeyard_runtimes.docker.client import DockerClient, DockerSettings
+from forgeyard_runtimes.docker.containers import remove_container
+from forgeyard_runtimes.docker.errors import NotThere
+from forgeyard_runtimes.docker.images import sweep_images
+from forgeyard_runtimes.docker.skeleton import SKELETON_LABEL
+from forgeyard_runtimes.labels import BOOT, EXECUTOR, label_filter
+from forgeyard_runtimes.sweep import Kind, Leftover, sweep_kinds
 
-SANDBOX_LABEL: Final = "forgeyard.sandbox"
-EXECUTOR_LABEL: Final = "forgeyard.executor"
-BOOT_LABEL: Final = "forgeyard.boot"
-DIRECTORY_LABEL: Final = "forgeyard.directory"
-
-
-def owner_labels(settings: DockerSettings, sandbox: str, directory: str) -> dict[str, str]:
-    """Whose a container is."""
-    return {
-        SANDBOX_LABEL: sandbox,
-        EXECUTOR_LABEL: settings.executor,
-        STATE_LABEL: settings.state,
-        BOOT_LABEL: boot_id(),
-        DIRECTORY_LABEL: directory,
-    }
+_RUNNING: Final = ("running", "paused", "restarting")
+Entries = Sequence[Mapping[str, Any]]
 
 
-def owned_by(settings: DockerSettings) -> dict[str, Any]:
-    """The filter for objects of one state directory."""
-    return {"label": [f"{STATE_LABEL}={settings.state}"]}
+async def sweep(client: DockerClient, alive: Callable[[str], bool]) -> SweepReport:
+    """Remove what is labelled with our state directory and belongs to a sandbox that is not alive.
 
-
-def sweep(api: APIClient, settings: DockerSettings, alive: Callable[[str], bool]) -> SweepReport:
-    """Remove what is labelled with our state directory and an executor that is dead, or another boot. Blocking.
-
-    A skeleton's image goes when no container is made of it any more; a running executor makes it again when needed.
-
-    :raises DockerException, requests.RequestException: the daemon can't be asked at all.
+    :param alive: whether the sandbox of that id is, or our own executor.
+    :raises ForgeyardError: the daemon can't be asked at all: nothing can be said then of what is left.
     """
-    found, wanted = _Found(alive), owned_by(settings)
-    for entry in api.containers(all=True, filters=wanted):
-        name = (entry.get("Names") or [entry["Id"]])[0].lstrip("/")
-        found.look(f"container {name}", entry, partial(api.remove_container, entry["Id"], v=True, force=True))
-    for network in api.networks(filters=wanted):
-        found.look(f"network {network['Name']}", network, partial(api.remove_network, network["Id"]))
-    for volume in api.volumes(filters=wanted).get("Volumes") or ():
-        found.look(f"volume {volume['Name']}", volume, partial(api.remove_volume, volume["Name"]))
-    if not alive(settings.executor):
-        # While an executor of this state directory lives it may be about to use them.
-        labels = [*wanted["label"], f"{SKELETON_LABEL}=1"]
-        for image in api.images(filters={"label": labels}):
-            found.remove(f"image {image['Id']}", partial(api.remove_image, image["Id"]))
-    return SweepReport(tuple(found.removed), tuple(found.kept), tuple(found.failed))
+    ours = label_filter(client.settings)
+
+    def volumes(api: APIClient) -> Entries:
+        return api.volumes(filters=ours).get("Volumes") or ()
+
+    def kind(name: str, listing: Callable[[APIClient], Entries], remove: Callable[[APIClient, str], object]) -> Kind:
+        return Kind(name, partial(_listed, client, f"list the {name}s", listing, remove))
+
+    kinds = (
+        kind("container", lambda api: api.containers(all=True, filters=ours), remove_container),
+        kind("network", lambda api: api.networks(filters=ours), APIClient.remove_network),
+        kind("volume", volumes, APIClient.remove_volume),
+        kind("image", partial(_unused_skeletons, client.settings), APIClient.remove_image),
+        Kind("image", partial(sweep_images, client)),
+    )
+    return await sweep_kinds(kinds, alive)
 
 
-@dataclass(slots=True)
-class _Found:
-    """Goes on past what can't be removed, and remembers all of it."""
+async def _listed(
+    client: DockerClient,
+    doing: str,
+    listing: Callable[[APIClient], Entries],
+    remove: Callable[[APIClient, str], object],
+) -> list[Leftover]:
+    return [
+        Leftover(
+            name_of(entry),
+            entry.get("Labels") or {},
+            partial(_remove, client, remove, entry),
+            running=entry.get("State") in _RUNNING,
+        )
+        for entry in await client.ask(listing, doing)
+    ]
 
-    alive: Callable[[str], bool]
-    removed: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
 
-    def look(self, what: str, entry: Mapping[str, Any], removal: Callable[[], object]) -> None:
-        """Remove one object, unless its executor lives. None does over a boot of this host."""
-        labels = entry.get("Labels") or {}
-        if labels.get(BOOT_LABEL) == boot_id() and self.alive(labels.get(EXECUTOR_LABEL, "")):
-            self.kept.append(what)
-        else:
-            self.remove(what, removal)
+async def _remove(client: DockerClient, remove: Callable[[APIClient, str], object], entry: Mapping[str, Any]) -> None:
+    # Two networks may have one name; a volume has nothing else.
+    identity = entry.get("Id") or entry["Name"]
+    try:
+        await client.change(lambda api: remove(api, identity), f"remove {name_of(entry)}")
+    except NotThere:
+        return
 
-    def remove(self, what: str, removal: Callable[[], object]) -> None:
-        """One that is gone already counts as removed."""
-        try:
-            removal()
-        except (DockerException, requests.RequestException, OSError) as error:
-            translated = translate(error, f"remove {what}")
-            if not isinstance(translated, NotThere):
-                self.failed.append((what, str(translated)))
-                return
-        self.removed.append(what)
+
+def _unused_skeletons(settings: DockerSettings, api: APIClient) -> Entries:
+    """Those that no container is made of. They are our own executor's while that lives, for the next job."""
+    labels = [*label_filter(settings)["label"], f"{SKELETON_LABEL}=1"]
+    images = [str(image["Id"]) for image in api.images(filters={"label": labels})]
+    used = {entry["ImageID"] for entry in api.containers(all=True)} if images else set()
+    ours = {BOOT: boot_id(), EXECUTOR: settings.executor}
+    return [{"Name": image, "Id": image, "Labels": ours} for image in images if image not in used]
+
+
+def name_of(entry: Mapping[str, Any]) -> str:
+    """The name of an object in a listing; a container's id while Docker takes its name away."""
+    names = entry.get("Names") or [entry.get("Name") or entry["Id"]]
+    return str(names[0]).lstrip("/")

@@ -100,12 +100,19 @@ def _mounts(mounts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def create_request(
-    spec: Mapping[str, Any], staged: Staged, image: str, labels: Mapping[str, str], *, userns_host: bool
+    spec: Mapping[str, Any],
+    staged: Staged,
+    image: str,
+    labels: Mapping[str, str],
+    *,
+    userns_host: bool,
+    network_of: str | None = None,
 ) -> dict[str, Any]:
     """The body of POST /containers/create.
 
     :param image: id of the skeleton's image.
     :param userns_host: the daemon maps ids of its containers by default; ours are told not to.
+    :param network_of: id of a running container whose network namespace it is to share.
     """
     process = spec["process"]
     user = process["user"]
@@ -117,7 +124,6 @@ def create_request(
         "Env": process["env"],
         "WorkingDir": process["cwd"],
         "User": f"{user['uid']}:{user['gid']}",
-        "Hostname": spec["hostname"],
         # A daemon that is stopped stops its containers. The shim passes other signals on to the step, whose end would
         # then look like the job's own doing; a killed one is a lost sandbox.
         "StopSignal": "SIGKILL",
@@ -130,9 +136,13 @@ def create_request(
         "Tty": False,
         "HostConfig": _host_config(spec, staged),
     }
-    if _has_network(spec):
+    if network_of is not None:
+        # Docker refuses a host name beside it. System settings of the namespace are the other one's.
+        request["HostConfig"] |= {"NetworkMode": f"container:{network_of}", "Sysctls": {}}
+    else:
+        request["Hostname"] = spec["hostname"]
         # No libnetwork: no hook that Docker runs, no resolver file, a plain new namespace as the bundle has it.
-        request["NetworkDisabled"] = True
+        request["NetworkDisabled"] = _has_network(spec)
     if userns_host:
         request["HostConfig"]["UsernsMode"] = "host"
     return request

@@ -10,11 +10,14 @@ from typing import Any, Final
 
 from forgeyard_model.capabilities import ExecutorCapabilities, ResourceControls
 from forgeyard_model.policy import IsolationLevel, NetworkMode
+from forgeyard_runtimes.endpoints import rootless_engine
 from forgeyard_runtimes.podman.client import API, Peer
+from forgeyard_runtimes.podman.endpoint import ROOTFUL, Endpoint
 from forgeyard_runtimes.podman.errors import not_understood, unsupported
 
 _LIMITS: Final = {"Max processes": "RLIMIT_NPROC", "Max open files": "RLIMIT_NOFILE"}
 _UNLIMITED: Final = 1 << 62
+_EVERY_ID: Final = ["0", "0", "4294967295"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +26,11 @@ class Service:
 
     :param version: Podman's.
     :param runtime: the OCI runtime that it drives, with its version.
-    :param rootless: it runs as an ordinary user, whose ranges of ids and groups bound what it can apply.
     :param inherited: the limits that a process of it inherits, by kernel name.
     """
 
     version: str
     runtime: str
-    rootless: bool
     inherited: Mapping[str, int]
 
 
@@ -54,7 +55,30 @@ def identify(answer: Mapping[str, Any], peer: Peer) -> Service:
         )
     words = str(runtimes[0]["Version"]).split() if runtimes else []
     runtime = " ".join(word for word in words[:3] if word != "version")
-    return Service(version, runtime, peer.uid != 0, _inherited(peer))
+    return Service(version, runtime, _inherited(peer))
+
+
+def may_be_rootless(peer: Peer, uid_map: str = "/proc/self/uid_map") -> bool:
+    """Whether the service has to be asked: `info` takes Podman longer than making a container.
+
+    Seen from the machine's first user namespace, what root serves is rootful; from another one every user may look
+    like root.
+    """
+    return peer.uid != 0 or Path(uid_map).read_text().split() != _EVERY_ID
+
+
+def refuse_rootless(answer: Any, peer: Peer, endpoint: Endpoint) -> None:
+    """Read ``GET /libpod/info``.
+
+    :raises ExecutorError: UNSUPPORTED, when the service says that it is rootless.
+    """
+    try:
+        rootless = bool(answer["host"]["security"]["rootless"])
+    except (KeyError, TypeError) as error:
+        raise not_understood("info", answer) from error
+    if rootless:
+        shown = f"{endpoint.path}, named by {endpoint.origin}, is Podman's of uid {peer.uid}"
+        raise rootless_engine("podman", shown, f"use root's service at unix://{ROOTFUL}, or --runtime runc")
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -94,17 +118,13 @@ def _sysctl(name: str) -> int:
 
 
 def claims(service: Service) -> ExecutorCapabilities:
-    """What bundles on this service enforce; verified at the gate of every job.
-
-    A rootless service maps only its user's ids and limits only what was delegated to it: nothing is claimed of these.
-    """
-    full = not service.rootless
+    """What bundles on this service enforce; verified at the gate of every job."""
     levels = {IsolationLevel.PROCESS, IsolationLevel.NAMESPACE, IsolationLevel.CONTAINER}
     return ExecutorCapabilities(
         runtime=f"podman {service.version}",
         isolation_levels=frozenset(levels),
         network_modes=frozenset({NetworkMode.DENY, NetworkMode.HOST}),
-        resource_controls=ResourceControls(cpu=full, memory=full, pids=full, disk=full),
-        user_namespace=full,
+        resource_controls=ResourceControls(cpu=True, memory=True, pids=True, disk=True),
+        user_namespace=True,
         seccomp=True,
     )

@@ -12,13 +12,12 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import unquote, urlparse
 
 from forgeyard_runtimes.podman.errors import check, gone, hangs, not_understood, unreachable, unsupported
 from forgeyard_runtimes.shielding import shielded
@@ -31,6 +30,7 @@ API: Final = "4.0.0"
 """The version of libpod's API whose fields we write. Every service from 4.0 on speaks it."""
 KEPT: Final = 4096
 _WORKERS: Final = 16
+_TAR: Final = {"Content-Type": "application/x-tar"}
 _JSON: Final = {"Content-Type": "application/json"}
 NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 T = TypeVar("T")
@@ -54,27 +54,6 @@ class Peer:
 
     pid: int
     uid: int
-
-
-def socket_path(url: str | None, environment: Mapping[str, str], uid: int) -> Path:
-    """Where the service's socket is: from `url`, else CONTAINER_HOST, else the user's usual place.
-
-    :raises ExecutorError: UNSUPPORTED for a URL that leads off this host, or to no socket of a file system.
-    """
-    chosen = url or environment.get("CONTAINER_HOST")
-    if not chosen:
-        runtime_dir = environment.get("XDG_RUNTIME_DIR", f"/run/user/{uid}") if uid else "/run"
-        return Path(runtime_dir, "podman/podman.sock")
-    parsed = urlparse(chosen)
-    path = unquote(parsed.netloc + parsed.path)
-    if parsed.scheme not in ("unix", "http+unix") or not path.startswith("/"):
-        raise unsupported(
-            "podman_address",
-            "only a Podman on this host can run jobs here",
-            "write unix:///path/of/the/podman.sock",
-            details=chosen,
-        )
-    return Path(path)
 
 
 class PodmanClient:
@@ -141,6 +120,18 @@ class PodmanClient:
                 if time.monotonic() > until:
                     raise hangs(what, deadline)
         return tail
+
+    def upload_now(self, what: str, pieces: Iterable[bytes], deadline: float) -> None:
+        """POST a stream of bytes as a tar. Raises as `call`.
+
+        :param deadline: seconds, for each piece and for the answer.
+        """
+        try:
+            stream: Any = pieces  # sent in chunks; the type that podman-py declares leaves iterators out
+            answer: Any = self._api.post(what, data=stream, headers=_TAR, timeout=(deadline, deadline))
+        except OSError as error:
+            raise _failure(what, deadline, error) from error
+        check(what, answer._response)
 
     async def run(self, work: Callable[[], T]) -> T:
         """`work` in the pool. It ends before a cancellation goes on."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from forgeyard_model.errors import SandboxError, SandboxErrorKind
 from forgeyard_runtimes.podman.errors import not_understood
+from forgeyard_runtimes.podman.images import root_folded
 from forgeyard_runtimes.podman.mounts import CGROUP, HostMounts, recursive_flags
 
 
@@ -70,6 +71,7 @@ def effective(found: Inspected, intended: Mapping[str, Any]) -> Mapping[str, Any
             details=f"{found.config or 'no config.json'}: {error}",
             resolution="run the executor on the service's host, as a user who may read its state",
         ) from error
+    spec = root_folded(spec, intended)
     _seen_recursive_flags(spec, intended, mounts)
     if "/" not in mounts.spreading:
         spec["linux"].setdefault("rootfsPropagation", "private")

@@ -105,3 +105,17 @@ def check(what: str, response: Response) -> None:
     if response.status_code == 404:
         raise NotThere(f"{what}: {message[:_SHOWN]}")
     raise Refused(response.status_code, message)
+
+
+def refuse_systemd_manager(error: Refused) -> None:
+    """Told by what Podman says of a group of ours, which is no slice: asking before takes longer than a container.
+
+    :raises ExecutorError: UNSUPPORTED, when that is what `error` says.
+    """
+    if "systemd" in error.details and "cgroup parent" in error.details:
+        raise unsupported(
+            "podman_cgroup_manager",
+            "Podman makes control groups through systemd, below which the executor can't put its groups",
+            'set cgroup_manager = "cgroupfs" in containers.conf and restart the service, or use --runtime runc',
+            details=error.details,
+        ) from error

@@ -18,11 +18,13 @@ from typing import Any, Final
 from forgeyard_host.processes import pidfd_open, send_signal
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_runtimes.podman.client import PodmanClient
-from forgeyard_runtimes.podman.errors import Refused, hangs, not_understood, unsupported
+from forgeyard_runtimes.podman.errors import NotThere, Refused, hangs, not_understood, unsupported
 
 _AS_INIT: Final = ("capabilities", "noNewPrivileges", "rlimits", "terminal")
 _NO_EXEC: Final = (126, 127)
 _SAID: Final = b"OCI runtime"
+_PODMANS_OWN: Final = 125
+"""What Podman writes down for a process whose end it did not see, as when PID 1 took it along. Also anybody's code."""
 
 
 def exec_now(client: PodmanClient, name: str, init: Mapping[str, Any], process: bytes, deadline: float) -> int:
@@ -45,7 +47,10 @@ def exec_now(client: PodmanClient, name: str, init: Mapping[str, Any], process: 
             raise
         _kill(client, name, session)
         raise hangs("a process in the container", deadline) from error
-    return _exit_code(client.call_now("GET", f"exec/{session}/json"), said)
+    code = _exit_code(client.call_now("GET", f"exec/{session}/json"), said)
+    if code == _PODMANS_OWN and not _runs(client, name):
+        raise _unseen()
+    return code
 
 
 def _create(client: PodmanClient, name: str, init: Mapping[str, Any], process: Mapping[str, Any]) -> str:
@@ -86,13 +91,20 @@ def _exit_code(state: Mapping[str, Any], said: bytes) -> int:
     For a program that is not there Podman has a code as well, and its own words at the end of the stream.
     """
     if state.get("Running") or "ExitCode" not in state:
-        raise ExecutorError(
-            ExecutorErrorKind.LOST, "podman_exec_lost", "the end of a process in the container was not seen"
-        )
+        raise _unseen()
     code = int(state["ExitCode"])
     if code in _NO_EXEC and _SAID in said:
         raise _not_started(said[8:].decode("utf-8", "replace"))
     return code
+
+
+def _runs(client: PodmanClient, name: str) -> bool:
+    try:
+        state = client.call_now("GET", f"containers/{name}/json")["State"]
+    except NotThere:
+        return False
+    # Podman may not have heard yet that PID 1 is dead.
+    return state.get("Status") == "running" and Path(f"/proc/{state['Pid']}/ns/pid").exists()
 
 
 def _kill(client: PodmanClient, name: str, session: str) -> None:
@@ -107,6 +119,11 @@ def _kill(client: PodmanClient, name: str, session: str) -> None:
                     send_signal(pidfd, signal.SIGKILL)
             finally:
                 os.close(pidfd)
+
+
+def _unseen() -> ExecutorError:
+    brief = "the end of a process in the container was not seen"
+    return ExecutorError(ExecutorErrorKind.LOST, "podman_exec_lost", brief)
 
 
 def _not_started(details: str) -> ExecutorError:

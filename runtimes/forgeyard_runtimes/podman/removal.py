@@ -11,7 +11,7 @@ from forgeyard_runtimes.podman.errors import NotThere, Refused
 
 _EXISTS: Final = 409
 _TRIES: Final = 3
-"""To remove a container. Podman may take one that is just ending for a running one, and fail to stop it."""
+"""To remove something. Podman may take a container that is just ending for a running one, and fail to stop it."""
 REMOVAL: Final[Mapping[str, str]] = {"force": "true", "v": "true", "timeout": "0"}
 """With its anonymous volumes, and without a grace that nobody asked for."""
 
@@ -46,14 +46,28 @@ async def remove_container(client: PodmanClient, name: str) -> None:
 async def remove_empty_pod(client: PodmanClient, pod: str) -> None:
     """Remove the pod, unless containers are left in it.
 
+    Several of its last ones may be removed at once. To all but the first Podman says then that it failed.
+
     :raises SandboxError: CLEANUP_FAILED, when it is empty and still there.
     """
+    for _ in range(_TRIES - 1):
+        try:
+            if await _is_empty(client, pod):
+                await _delete(client, f"pods/{pod}", {})
+        except Refused:
+            continue
+        return
+    if await _is_empty(client, pod):
+        await _delete_or_say(client, f"pods/{pod}", {})
+
+
+async def _is_empty(client: PodmanClient, pod: str) -> bool:
+    """Whether it is there, without containers."""
     try:
         answer = await client.call("GET", f"pods/{pod}/json")
     except NotThere:
-        return
-    if not answer.get("Containers"):
-        await _delete_or_say(client, f"pods/{pod}", {})
+        return False
+    return not answer.get("Containers")
 
 
 async def _delete(client: PodmanClient, what: str, query: Mapping[str, str]) -> None:

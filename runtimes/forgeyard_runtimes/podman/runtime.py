@@ -11,6 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -18,28 +19,35 @@ from forgeyard_host.children import wait_readable
 from forgeyard_host.processes import send_signal
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, ForgeyardError, SandboxError, SandboxErrorKind
-from forgeyard_model.plan import Bundle, NetworkAttachment, RootfsPlan
+from forgeyard_model.plan import Bundle, EngineImage, NetworkAttachment, RootfsPlan
 from forgeyard_runtimes.contract import (
     Carrier,
     ContainerRef,
     ContainerState,
     ContainerStatus,
     NetworkJoin,
+    NetworkShare,
     Stdio,
     SweepReport,
 )
-from forgeyard_runtimes.podman.capabilities import Service, claims, identify
-from forgeyard_runtimes.podman.client import PodmanClient, socket_path
+from forgeyard_runtimes.engine_layers import image_removed
+from forgeyard_runtimes.labels import DIRECTORY, label_filter, owner_labels, sandbox_of
+from forgeyard_runtimes.podman.capabilities import Service, claims, identify, may_be_rootless, refuse_rootless
+from forgeyard_runtimes.podman.client import PodmanClient
 from forgeyard_runtimes.podman.effective import Inspected, effective, inspected
-from forgeyard_runtimes.podman.errors import NotThere, Refused, not_understood, unsupported
+from forgeyard_runtimes.podman.endpoint import find_endpoint
+from forgeyard_runtimes.podman.errors import NotThere, Refused, not_understood, refuse_systemd_manager, unsupported
 from forgeyard_runtimes.podman.execs import exec_now
-from forgeyard_runtimes.podman.labels import DIRECTORY, PodmanSettings, pod_of, sandbox_of
+from forgeyard_runtimes.podman.images import PodmanImages, on_image, refuse_storage
 from forgeyard_runtimes.podman.mounts import HostMounts
 from forgeyard_runtimes.podman.removal import make_pod, remove_container, remove_empty_pod
+from forgeyard_runtimes.podman.settings import PodmanSettings, attempt_of, pod_of
 from forgeyard_runtimes.podman.sweep import sweep
-from forgeyard_runtimes.podman.translate import DECLARED, Around, translate, uncarried
-from forgeyard_runtimes.removed import is_removed, removed_meanwhile
+from forgeyard_runtimes.podman.translate import DECLARED, DECLARED_STRICTER, Around, translate, uncarried
+from forgeyard_runtimes.removed import removed_meanwhile
 
+_POD: Final = "pod"
+"""File of a bundle's directory, with the name of the pod that it is in."""
 _STATUS: Final = {
     "configured": ContainerStatus.CREATED,
     "created": ContainerStatus.CREATED,
@@ -61,14 +69,17 @@ class PodmanRuntime:
     """
 
     network_join: ClassVar[NetworkJoin] = "path"
+    network_share: ClassVar[NetworkShare] = "made"
     joins_user_namespace: ClassVar[bool] = False
     literal: ClassVar[bool] = False
     declared_weaker: ClassVar[frozenset[str]] = DECLARED
+    declared_stricter: ClassVar[frozenset[str]] = frozenset(DECLARED_STRICTER)
 
     def __init__(self, client: PodmanClient, service: Service, settings: PodmanSettings) -> None:
         self._client = client
         self._service = service
         self._settings = settings
+        self.images = None if settings.own_rootfs else PodmanImages(client, settings)
         self._found: dict[str, Inspected] = {}
         self._hybrid = not Path("/sys/fs/cgroup/cgroup.controllers").exists()
 
@@ -76,12 +87,17 @@ class PodmanRuntime:
     async def find(cls, settings: PodmanSettings) -> PodmanRuntime:
         """Connect to the service and ask its version.
 
-        :raises ExecutorError: UNSUPPORTED when it is not there, may not be used, is too old or too new, or podman-py
-            is not installed; TIMEOUT when it does not answer.
+        :raises ExecutorError: UNSUPPORTED when it is not there, may not be used, is rootless, too old or too new, or
+            podman-py is not installed; TIMEOUT when it does not answer.
         """
-        client = await PodmanClient.connect(socket_path(settings.url, os.environ, os.geteuid()), settings.deadlines)
+        endpoint = find_endpoint(settings.url, os.environ, os.geteuid())
+        client = await PodmanClient.connect(endpoint.path, settings.deadlines)
         try:
+            if may_be_rootless(client.peer):
+                refuse_rootless(await client.call("GET", "info"), client.peer, endpoint)
             service = identify(await client.call("GET", "version"), client.peer)
+            if not settings.own_rootfs:
+                await refuse_storage(client)
         except BaseException:
             client.close()
             raise
@@ -91,6 +107,11 @@ class PodmanRuntime:
     def name(self) -> str:
         """Name and version, and the OCI runtime behind it."""
         return f"podman {self._service.version} ({self._service.runtime})"
+
+    @property
+    def address(self) -> str:
+        """Where the daemon listens."""
+        return f"unix://{self._client.path}"
 
     def carries(self, bundle: Bundle) -> tuple[str, ...]:
         """The fields of the bundle that a container here would not have, by their names in config.json."""
@@ -105,19 +126,33 @@ class PodmanRuntime:
         """
         spec = json.loads(bundle.config)
         self._refuse(spec, stdio)
-        pod = pod_of(spec, ref) if self._settings.pods else None
+        pod = pod_of(network, ref) if self._settings.pods else None
         around = await asyncio.to_thread(self._lay_down, ref, bundle.config, spec, pod)
         try:
             if pod is not None:
-                await make_pod(self._client, pod, self._settings.labels(sandbox_of(spec, ref)))
+                await make_pod(self._client, pod, owner_labels(self._settings, attempt_of(network, ref)))
             body = translate(spec, around)
-            await self._client.call("POST", "containers/create", body=body)
+            if self.images is not None and rootfs.engine is not None:
+                body = await asyncio.to_thread(on_image, body, rootfs.engine, spec)
+            await self._create(ref, body, rootfs.engine)
         except Refused as error:
             await self._undo(ref)
+            refuse_systemd_manager(error)
             raise _not_made("runtime_create", "Podman could not create the container", error.details) from error
-        except ExecutorError:
+        except ForgeyardError:
             await self._undo(ref)
             raise
+
+    async def _create(self, ref: ContainerRef, body: dict[str, Any], image: EngineImage | None) -> None:
+        try:
+            await self._client.call("POST", "containers/create", body=body)
+        except (NotThere, Refused) as error:
+            # Podman has no code of its own for a missing image.
+            if self.images is not None and image is not None and not await self.images.has(image):
+                raise image_removed("podman", image.identity) from error
+            raise
+        if self.images is not None and image is not None:
+            await self.images.check(ref.container_id, image)
 
     async def start(self, ref: ContainerRef, *, netns: str | None = None) -> int:
         """Start PID 1. It is in its network by the path in its bundle.
@@ -175,7 +210,7 @@ class PodmanRuntime:
         """The containers of the attempts in `directories`."""
         wanted = {str(directory) for directory in directories}
         entries = await self._client.call(
-            "GET", "containers/json", query={"all": "true", "filters": self._settings.ours()}
+            "GET", "containers/json", query={"all": "true", "filters": json.dumps(label_filter(self._settings))}
         )
         return tuple(
             ContainerState(entry["Names"][0], _status(entry["State"]), int(entry["Pid"]))
@@ -193,15 +228,14 @@ class PodmanRuntime:
 
     def capabilities(self) -> ExecutorCapabilities:
         """What bundles on this service enforce; the executor verifies each at the gate of every job."""
-        return claims(self._service)
+        return replace(claims(self._service), rootfs="own" if self.images is None else "image")
 
     async def loss(self, ref: ContainerRef) -> ForgeyardError | None:
-        """No daemon holds a container, but whoever removes it takes it along."""
-        try:
-            gone = await is_removed(lambda: self.state(ref))
-        except ForgeyardError:
-            return None
-        return removed_meanwhile(self.name) if gone else None
+        """No daemon holds a container, but whoever removes it takes it along.
+
+        :raises ForgeyardError: the service does not say.
+        """
+        return await removed_meanwhile(self.name, lambda: self.state(ref))
 
     async def sweep(self, alive: Callable[[str], bool]) -> SweepReport:
         """Remove what this state directory's sandboxes that are not `alive` left behind."""
@@ -224,26 +258,24 @@ class PodmanRuntime:
             )
 
     def _uncarried(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
-        found = uncarried(spec, HostMounts.read())
-        if self._service.rootless:
-            # Its user's ranges and delegated groups are not ours to place a job in.
-            found += tuple(f"linux.{name}" for name in ("uidMappings", "cgroupsPath") if spec["linux"].get(name))
-        return found
+        return uncarried(spec, HostMounts.read())
 
     def _lay_down(self, ref: ContainerRef, config: bytes, spec: Mapping[str, Any], pod: str | None) -> Around:
         ref.bundle.mkdir(mode=0o700, exist_ok=True)
         (ref.bundle / "config.json").write_bytes(config)
+        if pod is not None:
+            (ref.bundle / _POD).write_text(pod)
         seccomp = ref.bundle / "seccomp.json"
         seccomp.write_bytes(json.dumps(spec["linux"].get("seccomp", {})).encode())
-        labels = self._settings.container_labels(sandbox_of(spec, ref), ref)
+        labels = owner_labels(self._settings, sandbox_of(ref.container_id), ref.directory)
         inherited = self._service.inherited
         return Around(ref.container_id, str(seccomp), labels, pod, inherited, hybrid_cgroups=self._hybrid)
 
     def _pod_of(self, ref: ContainerRef) -> str | None:
         try:
-            return pod_of(_intended(ref), ref) if self._settings.pods else None
+            return (ref.bundle / _POD).read_text()
         except FileNotFoundError:
-            return None  # nothing was laid down; what there is has its labels, and the sweep finds it
+            return None  # none, or nothing was laid down; what there is has its labels, and the sweep finds it
 
     async def _undo(self, ref: ContainerRef) -> None:
         """After a failure, of which it may not be known how far it went."""

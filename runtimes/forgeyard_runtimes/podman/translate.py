@@ -22,6 +22,11 @@ Two read-only files of Podman's own; an empty directory in place of cgroups for 
 and where the bundle limits no open files, the service's own limit. Beside it PID 1 has HOSTNAME in its environment,
 which no step sees.
 """
+DECLARED_STRICTER: Final[Mapping[str, str]] = {
+    "linux.readonlyPaths": "/proc/asound is read-only as well",
+    "mounts./sys/fs/cgroup": "where the container's root sees an empty directory in place of its cgroup, that is small",
+}
+"""Fields that a comparison with the bundle finds stricter, in every job, and what that means."""
 _MASKED_BY_ITSELF: Final = frozenset(
     {"/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats"}
     | {"/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/fs/selinux", "/sys/dev/block"}
