@@ -20,6 +20,7 @@ from forgeyard_api import (
     serve_command,
 )
 from forgeyard_api.cli_flags import CommandAfterDashes
+from forgeyard_api.operate import control, events, inspecting, listing, logs, top
 from forgeyard_api.plain_parameters import use_plain_readers
 
 # Plain help: a table drawn by rich costs 130 ms before the first line of `forgeyard run --help`.
@@ -54,7 +55,14 @@ image.command("rm")(image_commands.rm)
 image.command("prune")(image_commands.prune)
 image.command("verify")(image_commands.verify)
 policy.command("from-audit")(policy_commands.from_audit)
-app.command("ps")(sandbox_commands.ps)
+app.command("ps")(listing.ps)
+app.command("top")(top.top)
+app.command("logs")(logs.logs)
+app.command("inspect")(inspecting.inspect)
+app.command("stop")(control.stop)
+app.command("wait")(control.wait)
+app.command("events")(events.events)
+app.command("drain")(control.drain)
 app.command("gc")(sandbox_commands.gc)
 app.command("serve")(serve_command.serve)
 config.command("check")(config_commands.check)

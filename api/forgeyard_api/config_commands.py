@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from forgeyard_api.main import as_usage, one_line, say
 from forgeyard_api.sandbox_commands import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from forgeyard_executor.config_load import LoadedConfig
     from forgeyard_model.config import ExecutorConfig

@@ -23,6 +23,9 @@ def serve(
     runtime: Annotated[list[str] | None, typer.Option(help="Who runs containers; may be repeated.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Attempts at once.")] = None,
     metrics: Annotated[str | None, typer.Option(help="Unix socket or 127.0.0.1:PORT of /metrics.")] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", help="In the place of /etc/forgeyard/config.toml.", exists=True)
+    ] = None,
 ) -> int:
     """Run jobs for agents that connect to a socket; see docs/serve.md. The rest is in config.toml, table `serve`."""
     flags = {
@@ -34,10 +37,12 @@ def serve(
     }
     given = {name: value for name, value in flags.items() if value is not None}
 
+    system = None if config_file is None else config_file.absolute()
+
     def load() -> ExecutorConfig:
         from forgeyard_executor.config_load import load_config
 
-        config = load_config(flags={} if state_dir is None else {"state_dir": state_dir}).config
+        config = load_config(system=system, flags={} if state_dir is None else {"state_dir": state_dir}).config
         return replace(config, serve=replace(config.serve, **given))  # type: ignore[arg-type]  # fields by name
 
     with as_usage():
@@ -51,5 +56,5 @@ def serve(
             f"serve needs the package {error.name}",
             resolution='pip install "forgeyard-executor[serve]"',
         ) from error
-    serve_until_told(config, load)
+    serve_until_told(config, load, system)
     return 0

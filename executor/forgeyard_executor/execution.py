@@ -21,6 +21,7 @@ from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardEr
 from forgeyard_model.job import Step, When
 from forgeyard_model.network import NetworkEvidence
 from forgeyard_model.result import (
+    CLEANUP_NOTE,
     CancellationReason,
     CollectedOutput,
     EndCause,
@@ -407,7 +408,7 @@ class Execution:
         attempt = self._attempt
         end = self._end or End(EndCause.EXITED)
         decider = deciding_step(tuple(self._results))
-        cleanup = tuple(f"cleanup: {error}" for error in cleanup_errors)
+        cleanup = tuple(f"{CLEANUP_NOTE}{error}" for error in cleanup_errors)
         return ExecutionResult(
             sandbox_id=self.sandbox_id,
             attempt_id=attempt.request.context.attempt_id,

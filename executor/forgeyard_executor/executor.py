@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from forgeyard_executor.attempt import Attempt, Companions
+from forgeyard_executor.attempt import Attempt
 from forgeyard_executor.attempt_caches import AttemptCaches
 from forgeyard_executor.capabilities import PROBE_NAME, CapabilityCache, conclusive, refuse_missing, with_networks
-from forgeyard_executor.config_apply import canonical_image
 from forgeyard_executor.config_load import load_config
-from forgeyard_executor.engine_images import at_engine
 from forgeyard_executor.execution import Execution
 from forgeyard_executor.explain import explain, report_of
 from forgeyard_executor.explain_facts import HostFacts
 from forgeyard_executor.explain_limits import lowered_notes
 from forgeyard_executor.export import BundleExport, refuse_network
-from forgeyard_executor.images import AS_USUAL, ImageOptions, ImageRequest, Images, ReadyImage
+from forgeyard_executor.images import AS_USUAL, ImageOptions, Images
 from forgeyard_executor.kept import Kept
 from forgeyard_executor.networked import is_networked
 from forgeyard_executor.networks import Networks
 from forgeyard_executor.outputs import check_destination
-from forgeyard_executor.planning import Planned, plan_request, process_mode_user
+from forgeyard_executor.planner import Planner
+from forgeyard_executor.planning import Planned
 from forgeyard_executor.recovery import RecoveryReport, SandboxInfo, list_sandboxes, recover_all
 from forgeyard_executor.refusals import prepare_timeout, state_io
-from forgeyard_executor.requested import Requested, request_for
+from forgeyard_executor.requested import Requested
 from forgeyard_executor.services import HostServices, open_services
-from forgeyard_executor.sources import canonical_request, split_root_approvals
 from forgeyard_executor.state import StatePaths
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.config import OWN_ROOTFS, ExecutorConfig
@@ -52,8 +50,6 @@ from forgeyard_model.plan import Bundle, NetworkAttachment, PreparedExecution, R
 from forgeyard_model.policy import IsolationLevel, Need
 from forgeyard_model.request import ExecutionRequest, PreparedWorkspace, request_from_job
 from forgeyard_model.result import CancellationReason, ExecutionResult
-from forgeyard_model.services import ServiceSpec
-from forgeyard_process_shim.hostroot import HostRootfs
 from forgeyard_runtimes.contract import ContainerRuntime
 from forgeyard_runtimes.find import RuntimeSettings, open_runtime, state_name
 from forgeyard_runtimes.shielding import shielded
@@ -75,7 +71,6 @@ class Executor:
         self._config = config
         self._images = images
         self._kept = Kept(services.paths, config, images)
-        self._host_rootfs: dict[tuple[bool, bool], HostRootfs] = {}
         self._prepared: dict[SandboxId, Attempt] = {}
         self._running: dict[SandboxId, Execution] = {}
         self._networks = Networks(
@@ -85,6 +80,7 @@ class Executor:
             services.runtime.network_join,
             services.runtime.network_share,
         )
+        self._planner = Planner(services, config, images, self._networks)
         self._capabilities = CapabilityCache(self._probe)
         self.recovered = RecoveryReport((), 0, ())
         """What was found and undone when this executor was opened."""
@@ -190,7 +186,7 @@ class Executor:
             self._capabilities.doubt()
             raise ExecutorError.prepare(error) from error
         try:
-            return await self._prepare(requested, self._facts(conclusive(known), requested.lowered))
+            return await self._prepare(requested, self._planner.facts(conclusive(known), requested.lowered))
         except ExecutorError as error:
             if error.sandbox is not None and error.failure_class is FailureClass.INFRASTRUCTURE:
                 self._capabilities.doubt()
@@ -199,7 +195,7 @@ class Executor:
     async def _prepare(self, requested: Requested, facts: HostFacts) -> PreparedExecution:
         pulling = False
         try:
-            requested = replace(requested, request=self._canonical(requested.request))
+            requested = replace(requested, request=self._planner.canonical(requested.request))
             request = requested.request
             isolation = explain(request, facts).chosen().isolation
             notes = lowered_notes(request, facts)
@@ -209,13 +205,13 @@ class Executor:
             attempt = Attempt(self._services, request, NetworkAttachment(request.network.mode))
             async with asyncio.timeout(request.timeouts.prepare):
                 pulling = True
-                image, service_images = await self._ready_images(requested)
+                image, service_images = await self._planner.ready_images(requested)
                 pulling = False
                 await attempt.prepare(
-                    lambda: self._plan(request, isolation, image, notes),
+                    lambda: self._planner.plan(request, isolation, image, notes),
                     image=image,
                     caches=lambda: AttemptCaches.open(self._kept.caches, request),
-                    companions=self._companions(request, isolation, service_images),
+                    companions=self._planner.companions(request, isolation, service_images),
                 )
         except SandboxError as error:
             raise ExecutorError.prepare(error) from error
@@ -225,26 +221,6 @@ class Executor:
             raise state_io(error) from error
         self._prepared[attempt.sandbox] = attempt
         return attempt.prepared
-
-    async def _ready_images(self, requested: Requested) -> tuple[ReadyImage | None, Mapping[str, ReadyImage]]:
-        """The job's image and those of its services, by name, all at once. After a failure none is held."""
-        services = requested.service_images
-        own = () if requested.image is None else (requested.image,)
-        found = await self._images.all_ready((*own, *services.values()), requested.options, self._services.in_pool)
-        if (engine := self._services.runtime.images) is not None and found:
-            found = await at_engine(found, engine)
-        return (found[0] if own else None), dict(zip(services, found[len(own) :], strict=True))
-
-    def _companions(
-        self, request: ExecutionRequest, isolation: IsolationLevel, images: Mapping[str, ReadyImage]
-    ) -> Companions | None:
-        if not is_networked(request):
-            return None
-
-        def plan(service: ServiceSpec, image: ReadyImage | None) -> tuple[RootfsPlan, Planned]:
-            return self._plan_service(request, service, isolation, image)
-
-        return Companions(lambda sandbox: self._networks.attach(sandbox, request), plan, images)
 
     async def prepare_job(
         self,
@@ -265,7 +241,9 @@ class Executor:
         """
         attempt_id = attempt_id or f"local-{SandboxId.mint()}"
         context = AttemptContext(attempt_id, tenant, labels=labels, deadline=deadline, trusted=trusted)
-        return await self._prepare_configured(await self._requested(job, context, source, output, images=images))
+        return await self._prepare_configured(
+            await self._planner.requested(job, context, source, output, images=images)
+        )
 
     async def start(self, prepared: PreparedAttempt) -> Execution:
         """Start a prepared attempt and its steps.
@@ -378,19 +356,19 @@ class Executor:
         """
         if job.caches:
             raise InvalidRequest("caches", job.caches[0].key, "a generated bundle stands by itself: take caches out")
-        requested = await self._requested(job, AttemptContext("bundle"), source, images=images)
-        requested = replace(requested, request=self._canonical(requested.request))
+        requested = await self._planner.requested(job, AttemptContext("bundle"), source, images=images)
+        requested = replace(requested, request=self._planner.canonical(requested.request))
         request = requested.request
-        isolation = explain(request, self._facts(None, requested.lowered)).chosen().isolation
+        isolation = explain(request, self._planner.facts(None, requested.lowered)).chosen().isolation
         refuse_network(request)
 
         def export(budget: Budget | None) -> Bundle:
-            with self._held(requested.image, requested, budget) as image:
+            with self._planner.held(requested.image, requested, budget) as image:
                 # Whoever runs it by hand has no daemon between: its user namespace is its own.
-                rootfs, planned = self._plan(request, isolation, image, user_namespace=True)
+                rootfs, planned = self._planner.plan(request, isolation, image, user_namespace=True)
                 return BundleExport(self._services, request, rootfs, planned).write(directory)
 
-        return await self._blocking(requested, export)
+        return await self._planner.blocking(requested, export)
 
     async def inspect_applied(
         self, job: Job, *, source: str | Path | None = None, images: ImageOptions = AS_USUAL
@@ -404,9 +382,9 @@ class Executor:
         from forgeyard_executor.inspection import inspect_attempt
 
         context = AttemptContext(f"local-{SandboxId.mint()}")
-        requested = await self._requested(job, context, source, images=images)
+        requested = await self._planner.requested(job, context, source, images=images)
         # Whatever the probes saw missing: it is what one wants to see here.
-        prepared = await self._prepare(requested, self._facts(None, requested.lowered))
+        prepared = await self._prepare(requested, self._planner.facts(None, requested.lowered))
         return await inspect_attempt(self._services, self._prepared.pop(prepared.sandbox_id))
 
     async def plan(self, job: Job, *, source: str | Path | None = None, images: ImageOptions = AS_USUAL) -> PlanReport:
@@ -417,117 +395,25 @@ class Executor:
 
         :raises InvalidRequest: for a value that no host could use.
         """
-        requested = await self._requested(job, AttemptContext("plan"), source, images=images)
-        requested = replace(requested, request=self._canonical(requested.request))
+        requested = await self._planner.requested(job, AttemptContext("plan"), source, images=images)
+        requested = replace(requested, request=self._planner.canonical(requested.request))
         known = await self.capabilities()
         if is_networked(requested.request):
             await self._networks.capabilities()
-        facts = self._facts(known, requested.lowered)
+        facts = self._planner.facts(known, requested.lowered)
 
         def report(budget: Budget | None) -> PlanReport:
             def plan(request: ExecutionRequest, isolation: IsolationLevel) -> tuple[RootfsPlan, Planned]:
                 self._networks.refuse(request)
                 for service in request.spec.services:
-                    with self._held(requested.service_images.get(service.name), requested, budget) as image:
-                        self._plan_service(request, service, isolation, image)
-                with self._held(requested.image, requested, budget) as image:
-                    return self._plan(request, isolation, image)
+                    with self._planner.held(requested.service_images.get(service.name), requested, budget) as image:
+                        self._planner.plan_service(request, service, isolation, image)
+                with self._planner.held(requested.image, requested, budget) as image:
+                    return self._planner.plan(request, isolation, image)
 
             return report_of(requested.request, facts, plan)
 
-        return await self._blocking(requested, report)
-
-    async def _blocking(self, requested: Requested, call: Callable[[Budget | None], T]) -> T:
-        """Run `call` in the pool for host work, or in that for pulls when it may have to pull."""
-        if requested.image is None and not requested.service_images:
-            return await self._services.in_pool(lambda: call(None))
-        return await self._images.work(call, seconds=requested.request.timeouts.prepare)
-
-    @contextmanager
-    def _held(
-        self, wanted: ImageRequest | None, requested: Requested, budget: Budget | None
-    ) -> Iterator[ReadyImage | None]:
-        """An image, held for the block; None on the host rootfs. Blocking."""
-        if wanted is None:
-            yield None
-            return
-        with closing(self._images.take(wanted, requested.options, budget)) as image:
-            yield image
-
-    async def _requested(
-        self,
-        job: Job,
-        context: AttemptContext,
-        source: str | Path | None,
-        output: str | Path | None = None,
-        *,
-        images: ImageOptions = AS_USUAL,
-    ) -> Requested:
-        workspace = PreparedWorkspace(None if source is None else str(source), None if output is None else str(output))
-        return await request_for(job, context, workspace, config=self._config, images=self._images, options=images)
-
-    def _canonical(self, request: ExecutionRequest) -> ExecutionRequest:
-        return canonical_image(canonical_request(request, self._services.paths.root), self._config)
-
-    def _facts(self, known: ExecutorCapabilities | None, lowered: Mapping[str, float | None]) -> HostFacts:
-        """What requests are judged by: the probes' findings, or the adapter's claims while there are none."""
-        backend = known or self._services.runtime.capabilities()
-        backend = replace(backend, network_modes=backend.network_modes | self._networks.modes)
-        network = self._networks.known
-        return HostFacts((backend,), self._services.nofile_ceiling, self._config, lowered=lowered, networks=network)
-
-    def _plan(
-        self,
-        request: ExecutionRequest,
-        isolation: IsolationLevel,
-        image: ReadyImage | None,
-        notes: tuple[str, ...] = (),
-        *,
-        user_namespace: bool | None = None,
-    ) -> tuple[RootfsPlan, Planned]:
-        if image is not None:
-            rootfs = image.rootfs
-        else:
-            request, local, opt = split_root_approvals(request)
-            rootfs = replace(self._host_root(local=local, opt=opt), user=process_mode_user(request.spec.user))
-        ceiling = self._services.nofile_ceiling
-        planned = plan_request(
-            request,
-            rootfs,
-            isolation=isolation,
-            nofile_ceiling=ceiling,
-            networked=is_networked(request),
-            user_namespace=self._user_namespaces if user_namespace is None else user_namespace,
-        )
-        return rootfs, replace(planned, notes=(*notes, *planned.notes))
-
-    def _plan_service(
-        self, request: ExecutionRequest, service: ServiceSpec, isolation: IsolationLevel, image: ReadyImage | None
-    ) -> tuple[RootfsPlan, Planned]:
-        from forgeyard_executor.service_planning import plan_service
-
-        if image is not None:
-            rootfs = image.rootfs
-        else:
-            rootfs = replace(self._host_root(local=False, opt=False), user=process_mode_user(service.user))
-        ceiling = self._services.nofile_ceiling
-        return rootfs, plan_service(
-            service,
-            request,
-            rootfs,
-            isolation=isolation,
-            nofile_ceiling=ceiling,
-            user_namespace=self._user_namespaces,
-        )
-
-    @property
-    def _user_namespaces(self) -> bool:
-        return self._services.runtime.capabilities().user_namespace
-
-    def _host_root(self, *, local: bool, opt: bool) -> RootfsPlan:
-        if (local, opt) not in self._host_rootfs:
-            self._host_rootfs[local, opt] = HostRootfs(self._services.paths.rootfs, local=local, opt=opt)
-        return self._host_rootfs[local, opt].plan()
+        return await self._planner.blocking(requested, report)
 
     async def _probe(self) -> ExecutorCapabilities:
         # Imported when first needed: a single `forgeyard run` never probes.

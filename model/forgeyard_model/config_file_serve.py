@@ -116,6 +116,9 @@ class ServeTable(Strict):
     default_share: TenantTable | None = Field(None, description="The same for any other tenant; no bound.")
     drain: Duration | None = Field(None, description="What running attempts have after SIGTERM; 10m.")
     result_ttl: Duration | None = Field(None, description="How long ended attempts are kept; 1h.")
+    keeper_linger: Duration | None = Field(
+        None, description="How long a process that kept containers outlives the last of them and the server; 30s."
+    )
     audit: Annotated[Argument, AfterValidator(_audit)] | None = Field(
         None, description="Where security events go: a file, journald or syslog; nowhere."
     )

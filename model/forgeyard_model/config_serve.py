@@ -53,6 +53,7 @@ class ServeConfig:
     :param tenants: shares by name; default_share: of the others.
     :param drain: seconds that running attempts have after SIGTERM.
     :param result_ttl: seconds for which an ended attempt is kept for its caller.
+    :param keeper_linger: seconds for which a process that kept containers waits for a server, once it has none.
     :param audit: where security events go: a file's path, ``journald`` or ``syslog``; empty for none.
     :param cri_writes: `crictl exec --sync` and `stopp` are allowed.
     :param cri_log_size: bytes of a log that crictl reads, after which it is rotated; cri_log_files: kept of each.
@@ -81,6 +82,7 @@ class ServeConfig:
     default_share: TenantShare = TenantShare()
     drain: float = 600.0
     result_ttl: float = 3600.0
+    keeper_linger: float = 30.0
     audit: str = ""
     cri_writes: bool = False
     cri_log_size: int = 10 << 20

@@ -298,6 +298,8 @@ class ServiceResult:
     evidence: Evidence = field(default_factory=Evidence)
 
 
+CLEANUP_NOTE: Final = "cleanup: "
+"""How a note of a result begins that says what could not be undone."""
 _NO_PHASES: Mapping[str, float] = MappingProxyType({})
 
 

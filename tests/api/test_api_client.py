@@ -27,6 +27,7 @@ from forgeyard_model.result import CancellationReason
 from forgeyard_model.services import ServiceSpec
 from forgeyard_runtimes.spool_format import SpoolMark
 
+IMAGE = "x@sha256:" + "0" * 64
 Opened = Callable[[FakeExecutor], "asynccontextmanager[JobExecutor]"]
 
 
@@ -139,7 +140,7 @@ def test_cancelled(opened: Callable[[FakeExecutor], object]) -> None:
 
 def test_output_from_where_a_reader_was(opened: Callable[[FakeExecutor], object]) -> None:
     """Of the job and of a service; a service that is not there is refused."""
-    job = replace(JOB, services=(ServiceSpec(name="db", image="x"),))
+    job = replace(JOB, services=(ServiceSpec(name="db", image=IMAGE),))
 
     async def body(executor: JobExecutor) -> None:
         async with executor.run(job) as execution:
@@ -184,7 +185,7 @@ def test_capabilities_and_their_changes(opened: Callable[[FakeExecutor], object]
 
 def test_containers_can_be_looked_at(opened: Callable[[FakeExecutor], object]) -> None:
     """The job's first, then its services'."""
-    job = replace(JOB, services=(ServiceSpec(name="db", image="x"),))
+    job = replace(JOB, services=(ServiceSpec(name="db", image=IMAGE),))
 
     async def body(executor: JobExecutor) -> None:
         async with executor.run(job) as execution:

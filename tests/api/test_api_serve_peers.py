@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import shutil
 import socket
 import stat
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,12 +55,12 @@ async def as_alice(target: str) -> list[object]:
 
 
 @pytest.fixture
-def open_path(tmp_path: Path) -> Path:
+def open_path() -> Iterator[Path]:
     """A directory that other users can walk into."""
-    for parent in (tmp_path, *tmp_path.parents[:3]):
-        if os.stat(parent).st_uid == os.geteuid() and parent not in (Path("/tmp"), Path("/")):
-            parent.chmod(0o711)
-    return tmp_path
+    path = Path(tempfile.mkdtemp(prefix="fy-open-", dir="/var/tmp"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
 
 
 def test_another_user_sees_its_own_alone(open_path: Path) -> None:

@@ -329,6 +329,7 @@ def test_the_environment_has_every_key_but_tables() -> None:
         ("watermarks",),
         ("caches",),
         ("network",),
+        ("serve",),
     }
     assert leaves(ConfigFile) - tables == set(ENVIRONMENT.values())
 

@@ -149,8 +149,9 @@ def test_a_hung_service_meets_a_deadline() -> None:
     """Stopped, it takes calls and answers none: each ends by its deadline, and the job can still be killed."""
 
     async def main(service: PodmanService) -> None:
-        async with podman_runtime(service, deadlines=Deadlines(query=3.0)) as runtime, podman_job(runtime) as job:
+        async with podman_runtime(service) as runtime, podman_job(runtime) as job:
             service.freeze()
+            usual, runtime._client._deadlines = runtime._client._deadlines, SHORT
             try:
                 with pytest.raises(ExecutorError) as caught:
                     await runtime.state(job.ref)
@@ -160,6 +161,7 @@ def test_a_hung_service_meets_a_deadline() -> None:
                 await dead
             finally:
                 service.thaw()
+                runtime._client._deadlines = usual
 
     with PodmanService() as service:
         asyncio.run(main(service))

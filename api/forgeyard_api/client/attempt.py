@@ -87,6 +87,7 @@ class RemoteAttempt:
         self._finishing = asyncio.ensure_future(
             self._calls.call("Finish", wire.FinishRequest(attempt_id=self.attempt_id))
         )
+        self._finishing.add_done_callback(_seen)
 
     def output(self, *, after: SpoolMark = START, follow: bool = True) -> AsyncGenerator[OutputChunk, None]:
         """The job's output as it comes, until its end; over a server's restart too."""
@@ -125,6 +126,12 @@ class RemoteAttempt:
             else:
                 return
             await asyncio.sleep(_PAUSE)
+
+
+def _seen(finishing: asyncio.Future[Any]) -> None:
+    """Its failure is told by `wait`; asyncio need not tell it too."""
+    if not finishing.cancelled():
+        finishing.exception()
 
 
 async def reached(calls: Calls, attempt_id: str, state: Any) -> wire.Attempt:

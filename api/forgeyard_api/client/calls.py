@@ -102,16 +102,18 @@ async def connected(
     target: str, *, reconnect: float, credentials: grpc.ChannelCredentials | None = None
 ) -> AsyncIterator[Calls]:
     """A connection, made when it is first needed, until the end of the block."""
-    channel = (
-        grpc.aio.insecure_channel(target, options=OPTIONS)
-        if credentials is None
-        else grpc.aio.secure_channel(target, credentials, options=OPTIONS)
-    )
-    calls = Calls(channel, target, reconnect=reconnect)
+    calls = Calls(channel_to(target, credentials), target, reconnect=reconnect)
     try:
         yield calls
     finally:
         await calls.close()
+
+
+def channel_to(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A connection with our options."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=OPTIONS)
+    return grpc.aio.secure_channel(target, credentials, options=OPTIONS)
 
 
 def away(error: Exception) -> bool:

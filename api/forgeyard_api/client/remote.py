@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from forgeyard_model.identity import AttemptContext, SandboxId
 from forgeyard_model.job import EMPTY, Job
 from forgeyard_model.live import LiveContainer, LiveUsage
 from forgeyard_model.plan import Bundle
+from forgeyard_runtimes.shielding import shielded
 
 if TYPE_CHECKING:
     from forgeyard_executor.interface import PreparedAttempt, RunningAttempt
@@ -129,17 +131,28 @@ class RemoteExecutor:
             pull="" if images.pull == AS_USUAL.pull else images.pull,
             on_client_death=self._on_client_death,
         )
-        await self._calls.call("Prepare", request_from(wanted), seconds=PREPARE_SECONDS)
-        try:
-            attempt = await reached(self._calls, wanted.attempt_id, wire.ATTEMPT_STATE_PREPARED)
-        except BaseException:
-            await self._forget(wanted.attempt_id)
-            raise
-        if attempt.HasField("error"):
-            await self._forget(wanted.attempt_id)
-            raise error_of(attempt.error)
         context = AttemptContext(wanted.attempt_id, tenant, labels=labels, deadline=deadline, trusted=trusted)
+        try:
+            await self._calls.call("Prepare", request_from(wanted), seconds=PREPARE_SECONDS)
+            return await self.until_prepared(context)
+        except asyncio.CancelledError:
+            await self.abandoned(wanted.attempt_id)
+            raise
+
+    async def until_prepared(self, context: AttemptContext) -> RemotePrepared:
+        """An attempt that the server was asked to prepare, once it is.
+
+        :raises ForgeyardError: it could not be, and the server has forgotten it.
+        """
+        attempt = await reached(self._calls, context.attempt_id, wire.ATTEMPT_STATE_PREPARED)
+        if attempt.HasField("error"):
+            await self.forget(context.attempt_id)
+            raise error_of(attempt.error)
         return _prepared(attempt, context)
+
+    async def abandoned(self, attempt_id: str) -> None:
+        """Nobody waits any more for that attempt to be prepared."""
+        await shielded(self.forget(attempt_id))
 
     async def start(self, prepared: PreparedAttempt) -> RemoteAttempt:
         """Start a prepared attempt and its steps.
@@ -150,13 +163,13 @@ class RemoteExecutor:
         await self._calls.call("Start", wire.StartRequest(attempt_id=attempt_id))
         attempt = await reached(self._calls, attempt_id, wire.ATTEMPT_STATE_RUNNING)
         if attempt.HasField("error"):
-            await self._forget(attempt_id)
+            await self.forget(attempt_id)
             raise error_of(attempt.error)
         return self._running(attempt)
 
     async def discard(self, prepared: PreparedAttempt) -> None:
         """Undo a prepared attempt that will not be started. Repeating it is no error."""
-        await self._forget(prepared.context.attempt_id)
+        await self.forget(prepared.context.attempt_id)
 
     async def close_execution(self, execution: RunningAttempt) -> None:
         """Cancel it if it still runs, wait for its end and drop its output. Repeating it is no error."""
@@ -224,12 +237,14 @@ class RemoteExecutor:
             return Attached(self, running=self._running(attempt))
         if attempt.state == wire.ATTEMPT_STATE_PREPARED:
             return Attached(self, prepared=_prepared(attempt, AttemptContext(attempt_id, attempt.tenant)))
-        return Attached(self)
+        context = AttemptContext(attempt_id, attempt.tenant)
+        return Attached(self, preparing=lambda: self.until_prepared(context))
 
     def _running(self, attempt: wire.Attempt) -> RemoteAttempt:
         return RemoteAttempt(self._calls, attempt.attempt_id, attempt.sandbox_id, reconnect=self._reconnect)
 
-    async def _forget(self, attempt_id: str) -> None:
+    async def forget(self, attempt_id: str) -> None:
+        """End it if it has not ended, and drop what the server has of it. One that is not there is no error."""
         await self._calls.call("Cleanup", wire.CleanupRequest(attempt_id=attempt_id), seconds=PREPARE_SECONDS)
 
 

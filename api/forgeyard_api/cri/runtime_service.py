@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -22,12 +21,11 @@ from forgeyard_api.cri.views import (
     pod_status,
     stats_message,
 )
+from forgeyard_api.observe import audit
 from forgeyard_api.serve.attempt_types import AttemptState, AttemptView, Caller
 from forgeyard_api.serve.attempts import AttemptTable
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_model.result import CancellationReason
-
-log: Final = logging.getLogger("forgeyard.serve")
 
 CRI_VERSION: Final = "0.1.0"
 """What kubelets have always been told."""
@@ -100,7 +98,7 @@ class RuntimeService:
         """Ask an attempt to stop. It has its grace; returns at once."""
         view = self._pods.find(request.pod_sandbox_id)
         self._may_write("stopp", "`forgeyard stop` ends attempts")
-        log.warning("uid %d (pid %d) stops attempt %r through CRI", caller.uid, caller.pid, view.attempt_id)
+        audit.acted(audit.Event.CANCELLED, caller, view, warning=True, via="cri")
         await self._table.cancel(owner(view), view.attempt_id, CancellationReason.USER)
         return cri.StopPodSandboxResponse()
 
@@ -154,13 +152,7 @@ class RuntimeService:
             raise ExecutorError(
                 ExecutorErrorKind.UNSUPPORTED, "exec_in_service", "commands run in the job's container, not a service's"
             )
-        log.warning(
-            "uid %d (pid %d) runs %r in attempt %r through CRI",
-            caller.uid,
-            caller.pid,
-            list(request.cmd),
-            view.attempt_id,
-        )
+        audit.acted(audit.Event.EXEC, caller, view, warning=True, via="cri", program=next(iter(request.cmd), ""))
         ran = await self._runner.run(view, request.cmd, request.timeout)
         return cri.ExecSyncResponse(stdout=ran.stdout, stderr=ran.stderr, exit_code=ran.exit_code)
 

@@ -3,207 +3,183 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import shutil
-import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from importlib.metadata import version
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from forgeyard_api.client.calls import connected
-from forgeyard_api.keeper.keeper import ABOUT, SOCKET
 from forgeyard_api.keeper.kept import KeptExecutor
+from forgeyard_api.keeper.link import KeeperLink
+from forgeyard_api.keeper.place import config_digest
+from forgeyard_api.keeper.process import KeeperProcess, Wish, find, reap, recover, start
 from forgeyard_api.wire.messages import executor as wire
-from forgeyard_host.processes import start_time
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
-from forgeyard_model.identity import SandboxId
+from forgeyard_model.config import ExecutorConfig
+from forgeyard_model.errors import ForgeyardError
 
 log: Final = logging.getLogger("forgeyard.serve")
 
-START_SECONDS: Final = 60.0
-LINGER_SECONDS: Final = 30.0
-"""How long a keeper with nothing to keep waits for a server."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeeperProcess:
-    """A keeper that runs, and what it said of itself."""
-
-    directory: Path
-    pid: int
-    start_time: int
-    runtime: str
-    version: str
-
-    @property
-    def alive(self) -> bool:
-        """Whether this very process still runs."""
-        try:
-            return start_time(self.pid) == self.start_time
-        except ProcessLookupError:
-            return False
-
-
-def find(run_dir: Path) -> tuple[KeeperProcess, ...]:
-    """Keepers that live, oldest first; what dead ones left in `run_dir` is removed."""
-    found = []
-    for directory in sorted((run_dir / "keepers").glob("*")):
-        keeper = _read(directory)
-        if keeper is not None and keeper.alive:
-            found.append(keeper)
-        elif keeper is not None:
-            shutil.rmtree(directory)
-    return tuple(found)
-
-
-def _read(directory: Path) -> KeeperProcess | None:
-    try:
-        about = json.loads((directory / ABOUT).read_text())
-        return KeeperProcess(directory, about["pid"], about["start_time"], about["runtime"], about["version"])
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
-        return None  # one that is just starting, or never did
-
-
-async def start(run_dir: Path, runtime: str, state_dir: str) -> KeeperProcess:
-    """A new keeper, once it serves.
-
-    :raises ExecutorError: SPAWN_FAILED, with what it said.
-    """
-    directory = run_dir / "keepers" / SandboxId.mint().value
-    directory.mkdir(mode=0o700, parents=True)
-    log_path = directory / "log"
-    with log_path.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "forgeyard_api.keeper",
-            f"--runtime={runtime}",
-            f"--state-dir={state_dir}",
-            f"--directory={directory}",
-            f"--linger={LINGER_SECONDS}",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            cwd="/",
-        )
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            while (keeper := _read(directory)) is None:
-                if process.returncode is not None:
-                    raise _not_started(runtime, log_path)
-                await asyncio.sleep(0.02)
-    except TimeoutError as error:
-        process.kill()
-        raise _not_started(runtime, log_path) from error
-    return keeper
-
-
-def _not_started(runtime: str, log_path: Path) -> ExecutorError:
-    said = log_path.read_text(errors="replace").strip().splitlines()
-    return ExecutorError(
-        ExecutorErrorKind.SPAWN_FAILED,
-        "keeper_not_started",
-        f"the keeper for {runtime} did not start",
-        details=said[-1] if said else "it said nothing",
-        resolution=f"see {log_path}",
-    )
-
-
-Replaced = Callable[[str, "KeptExecutor"], None]
+_AGAIN: Final = 0.1
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+"""Seconds between tries to start a keeper."""
 
 
 class Keepers:
     """The keepers of one server.
 
-    :param replaced: told of the one that takes the place of one that died.
+    :param config: what they have to go by. A keeper of another version, or under another configuration, takes no new
+        attempts; those it has it serves to their end.
     """
 
-    def __init__(self, run_dir: Path, state_dir: str, replaced: Replaced) -> None:
-        self._run_dir = run_dir
-        self._state_dir = state_dir
-        self._replaced = replaced
-        self._current: dict[str, KeptExecutor] = {}
-        self._older: dict[str, list[KeptExecutor]] = {}
-        self._stack = AsyncExitStack()
+    def __init__(self, wish: Wish, config: ExecutorConfig, runtimes: tuple[str, ...]) -> None:
+        self._wish = wish
+        self._runtimes = runtimes
+        self._version = version("forgeyard-executor")
+        self._config = config_digest(config)
+        self._kept: dict[str, KeptExecutor] = {runtime: KeptExecutor(runtime) for runtime in runtimes}
+        self._links: list[KeeperLink] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._recovering = asyncio.Lock()
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, run_dir: Path, state_dir: str, runtimes: tuple[str, ...], replaced: Replaced
-    ) -> AsyncIterator[Keepers]:
+    async def open(cls, wish: Wish, config: ExecutorConfig, runtimes: tuple[str, ...]) -> AsyncIterator[Keepers]:
         """Find or start a keeper for each of `runtimes`. At the end of the block they are left running.
 
-        :raises ForgeyardError: one can't be started.
+        What dead ones left has been destroyed by then.
+
+        :raises ForgeyardError: one can't be started, or what a dead one left can't be destroyed.
         """
-        keepers = cls(run_dir, state_dir, replaced)
-        async with keepers._stack:
-            own = version("forgeyard-executor")
-            for keeper in find(run_dir):
-                if keeper.version == own and keeper.runtime in runtimes and keeper.runtime not in keepers._current:
-                    keepers._current[keeper.runtime] = await keepers._connect(keeper)
-                else:
-                    keepers._older.setdefault(keeper.runtime, []).append(await keepers._connect(keeper))
-            for runtime in runtimes:
-                if runtime not in keepers._current:
-                    await keepers._start(runtime)
+        keepers = cls(wish, config, runtimes)
+        try:
+            await keepers._open()
             yield keepers
+        finally:
+            await keepers._close()
 
     def executors(self) -> dict[str, KeptExecutor]:
         """Whom new attempts are given to, by runtime."""
-        return dict(self._current)
+        return {runtime: self._kept[runtime] for runtime in self._runtimes}
+
+    def retired(self) -> dict[str, KeptExecutor]:
+        """Those of runtimes that are configured no more: they have attempts, and take none."""
+        return {runtime: kept for runtime, kept in self._kept.items() if runtime not in self._runtimes}
+
+    async def end_strays(self, known: frozenset[str]) -> None:
+        """End what keepers have that is none of `known`: nobody could ask for it any more.
+
+        :param known: names of attempts.
+        """
+        for kept in self._kept.values():
+            for link in kept.links:
+                strays = await link.executor.names() - known
+                for name in sorted(strays):
+                    log.warning("the keeper %d has %s, which this server does not know", link.process.about.pid, name)
+                async with asyncio.TaskGroup() as group:
+                    for name in strays:
+                        group.create_task(link.executor.forget(name))
+
+    # ---- inside
+
+    async def _open(self) -> None:
+        found, died = await find(self._wish)
+        for process in reversed(found):  # the youngest is the one to go on with
+            await self._connect(process, current=self._serves_new(process))
+        started = False
+        for runtime in self._runtimes:
+            if self._kept[runtime].current is None:
+                await self._start(runtime)
+                started = True
+        if died and not started:
+            await recover(self._wish, self._runtimes[0])
+
+    def _serves_new(self, process: KeeperProcess) -> bool:
+        about = process.about
+        kept = self._kept.get(about.runtime)
+        own = about.version == self._version and about.config == self._config
+        return own and about.runtime in self._runtimes and kept is not None and kept.current is None
 
     async def _start(self, runtime: str) -> None:
-        keeper = await start(self._run_dir, runtime, self._state_dir)
-        self._current[runtime] = await self._connect(keeper)
+        """Its opening destroys what dead ones left."""
+        async with self._recovering:
+            process = await start(self._wish, runtime)
+        await self._connect(process, current=True)
 
-    async def _connect(self, keeper: KeeperProcess) -> KeptExecutor:
-        target = f"unix:{keeper.directory / SOCKET}"
-        calls = await self._stack.enter_async_context(connected(target, reconnect=0.0))
-        older = self._older.setdefault(keeper.runtime, [])
-        kept = KeptExecutor(calls, older)
-        listening = asyncio.ensure_future(self._listen(keeper, kept))
-        self._stack.push_async_callback(_cancelled, listening)
-        return kept
+    async def _connect(self, process: KeeperProcess, *, current: bool) -> None:
+        link = KeeperLink(process)
+        self._links.append(link)
+        kept = self._kept.setdefault(process.about.runtime, KeptExecutor(process.about.runtime))
+        await kept.add(link, current=current)
+        self._spawn(self._listen(link, kept, retire=not current))
 
-    async def _listen(self, keeper: KeeperProcess, kept: KeptExecutor) -> None:
+    async def _listen(self, link: KeeperLink, kept: KeptExecutor, *, retire: bool) -> None:
         """Listen to its events, by which a keeper knows that it has a server, and we that it lives."""
-        while keeper.alive:
+        about, place = link.process.about, link.process.place
+        while place.kept:
             try:
-                async with aclosing(kept.calls.stream("Events", wire.EventsRequest())) as events:
+                if retire:
+                    await link.executor.retire()
+                async with aclosing(link.calls.stream("Events", wire.EventsRequest())) as events:
                     async for _ in events:
                         pass
             except ForgeyardError as error:
-                log.info("the keeper %d for %s does not answer: %s", keeper.pid, keeper.runtime, error)
-            await asyncio.sleep(0.1)
-        await self._replace(keeper, kept)
+                log.info("the keeper %d for %s does not answer: %s", about.pid, about.runtime, error)
+            await asyncio.sleep(_AGAIN)
+        link.is_gone()
+        reap(about.pid)
+        self._links.remove(link)
+        await self._gone(link, kept)
+        await link.calls.close()
 
-    async def _replace(self, keeper: KeeperProcess, kept: KeptExecutor) -> None:
-        """Opening another one destroys what the dead one left. Only then are its attempts reported lost."""
-        log.warning("the keeper %d for %s is dead", keeper.pid, keeper.runtime)
-        shutil.rmtree(keeper.directory, ignore_errors=True)
-        runtime = keeper.runtime
-        if self._current.get(runtime) is not kept:
-            kept.was_lost()  # an older one: whoever is current has its leftovers to sweep at its next recovery
-            return
-        pause = 0.5
+    async def _gone(self, link: KeeperLink, kept: KeptExecutor) -> None:
+        """Its attempts are reported lost once what it left is destroyed."""
+        about, place = link.process.about, link.process.place
+        was_current = kept.current is link
+        ended = not place.directory.exists()  # it removes that itself, when it has nothing left
+        if ended:
+            log.info("the keeper %d for %s has ended", about.pid, about.runtime)
+        else:
+            log.error("the keeper %d for %s died; its log ends: %s", about.pid, about.runtime, place.last_words(5))
+        kept.drop(link, "the last one died")
+        place.remove()
+        if was_current:
+            await self._replace(link, kept)
+        elif not ended:
+            await self._recover(link, about.runtime)
+        link.was_lost()
+
+    async def _replace(self, link: KeeperLink, kept: KeptExecutor) -> None:
+        pause = _FIRST_PAUSE
         while True:
             try:
-                await self._start(runtime)
-                break
+                await self._start(kept.runtime)
             except ForgeyardError as error:
-                log.error("no keeper for %s: %s", runtime, error)  # noqa: TRY400  # its message is all there is to it
-                kept.was_lost()
+                log.error("no keeper for %s: %s", kept.runtime, error)  # noqa: TRY400  # its message is all there is
+                kept.drop(link, str(error))
+                link.was_lost(f"what was left of it could not be destroyed yet: {error}")
                 await asyncio.sleep(pause)
-                pause = min(60.0, pause * 2)
-        self._replaced(runtime, self._current[runtime])
-        kept.was_lost()
+                pause = min(_LONGEST_PAUSE, pause * 2)
+            else:
+                return
 
+    async def _recover(self, link: KeeperLink, runtime: str) -> None:
+        try:
+            async with self._recovering:
+                await recover(self._wish, runtime)
+        except ForgeyardError as error:
+            log.error("recovery after a keeper's death: %s", error)  # noqa: TRY400  # as above
+            link.was_lost(f"what was left of it could not be destroyed yet: {error}")
 
-async def _cancelled(task: asyncio.Future[None]) -> None:
-    task.cancel()
-    await asyncio.wait((task,))
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for link in self._links:
+            await link.calls.close()

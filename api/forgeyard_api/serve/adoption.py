@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from forgeyard_api.serve.attempt_types import EventKind
-from forgeyard_api.serve.life import AttemptLife, Keeper, cancelled
+from forgeyard_api.serve.attempt_types import AttemptState, EventKind
+from forgeyard_api.serve.life import AttemptLife, Keeper, cancelled, keeper_of
 from forgeyard_api.serve.store import StoredAttempt
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
 
@@ -16,22 +17,43 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("forgeyard.serve")
 
+_PAUSE: Final = 1.0
+"""Seconds between two questions to a keeper that lives and does not answer."""
+
 
 async def take_up(table: AttemptTable, life: AttemptLife, row: StoredAttempt) -> None:
     """Go on with an attempt of the store."""
     executor = table.executors.get(row.runtime)
-    if not row.handed and not life.ended:
+    keeper = keeper_of(executor or table.retired.get(row.runtime))
+    if life.ended:
+        await _with_its_output(life, keeper)
+        return
+    if not row.handed:
         await _queue_again(table, life, executor)
         return
-    found = executor is not None and await _adopted(life, executor)
-    if life.ended:
-        return  # with its output, where a keeper still has it
-    if not found:
-        await life.fail(_lost(row))
-        table.tell(EventKind.LOST, life)
+    try:
+        found = keeper is not None and await _adopted(life, keeper)
+    except ForgeyardError as error:
+        await _report(table, life, error)
         return
-    table.follow(life)
-    table.tell(EventKind.ADOPTED, life)
+    if found:
+        if not life.ended:
+            table.follow(life)
+        table.tell(EventKind.ADOPTED, life)
+    elif life.view.state is AttemptState.PREPARING:
+        await life.back_to_the_queue()  # it is started only after it was written down as prepared: nothing of it ran
+        await _queue_again(table, life, executor)
+    else:
+        await _report(table, life, _lost(row))
+
+
+async def _with_its_output(life: AttemptLife, keeper: Keeper | None) -> None:
+    """It has ended; its keeper may still have what it wrote, and is told when that may go."""
+    try:
+        if keeper is not None:
+            await life.adopt(keeper)
+    except ForgeyardError as error:
+        log.warning("the output of %s can't be had: %s", life.name, error)
 
 
 async def _queue_again(table: AttemptTable, life: AttemptLife, executor: JobExecutor | None) -> None:
@@ -54,16 +76,24 @@ async def _queue_again(table: AttemptTable, life: AttemptLife, executor: JobExec
             await life.fail(error)
 
 
-async def _adopted(life: AttemptLife, executor: JobExecutor) -> bool:
-    """Whether its keeper has it. An executor in the server's own process has nothing that is older than the server."""
-    if not hasattr(executor, "attach"):
-        return False
-    keeper: Keeper = executor  # type: ignore[assignment]  # it has what makes it one
-    try:
-        return await life.adopt(keeper)
-    except ForgeyardError as error:
-        log.warning("asking the keeper for %s: %s", life.name, error)
-        return False
+async def _adopted(life: AttemptLife, keeper: Keeper) -> bool:
+    """Whether its keeper has it. One that lives and does not answer is asked until it does: it may have it.
+
+    :raises ExecutorError: LOST, when the keeper died over it.
+    """
+    while True:
+        try:
+            return await life.adopt(keeper)
+        except ExecutorError as error:
+            if error.kind is ExecutorErrorKind.LOST and error.reason != "server_unavailable":
+                raise
+            log.warning("the keeper is asked again for %s: %s", life.name, error)
+        await asyncio.sleep(_PAUSE)
+
+
+async def _report(table: AttemptTable, life: AttemptLife, error: ForgeyardError) -> None:
+    await life.fail(error)
+    table.tell(EventKind.LOST, life)
 
 
 def _lost(row: StoredAttempt) -> ExecutorError:

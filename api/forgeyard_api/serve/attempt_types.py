@@ -132,10 +132,14 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AttemptEvent:
-    """Something that became of an attempt, or of the server."""
+    """Something that became of an attempt, or of the server.
+
+    :param view: the attempt as it was at that moment.
+    """
 
     time: datetime
     kind: EventKind
     attempt_id: str = ""
     message: str = ""
     owner_uid: int = 0
+    view: AttemptView | None = None

@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final
 
+from forgeyard_api.observe import audit
 from forgeyard_api.serve.admission import Admission, Claim
 from forgeyard_api.serve.attempt_types import (
     MAX_ATTEMPT_ID,
@@ -31,12 +33,15 @@ from forgeyard_model.job import EMPTY, Job, Step
 from forgeyard_model.limits import ResourceReservation
 from forgeyard_model.live import LiveContainer
 from forgeyard_model.result import CancellationReason, StepResult
+from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool_format import START, OutputChunk, SpoolMark
 
 log: Final = logging.getLogger("forgeyard.serve")
 
 INSPECT_SECONDS: Final = 1.0
 """A backend that does not answer by then is left out of what is shown."""
+
+EMPTY_EXECUTORS: Final[Mapping[str, JobExecutor]] = MappingProxyType({})
 
 Key = tuple[int, str]
 
@@ -46,6 +51,7 @@ class AttemptTable:
 
     :param reserve: what a job would set aside, under the configuration.
     :param result_ttl: seconds for which an ended attempt is kept.
+    :param retired: those who take no new attempts, and may have some from before.
     """
 
     def __init__(
@@ -56,7 +62,9 @@ class AttemptTable:
         reserve: Callable[[Job], ResourceReservation],
         *,
         result_ttl: float = 3600.0,
+        retired: Mapping[str, JobExecutor] = EMPTY_EXECUTORS,
     ) -> None:
+        self.retired = retired
         self.events_hub = EventHub()
         self.draining = False
         self._rows = rows
@@ -77,7 +85,8 @@ class AttemptTable:
 
         for life, row in await self._rows.all(self._recorded):
             self._lives[row.owner_uid, row.attempt_id] = life
-            self._watches.watch(self._key(life), lease=row.lease, owner=(row.owner_pid, row.owner_start))
+            if not life.ended:
+                self._watches.watch(self._key(life), lease=row.lease, owner=(row.owner_pid, row.owner_start))
             await take_up(self, life, row)
         self._pump()
         self._spawn(self._sweep())
@@ -109,8 +118,11 @@ class AttemptTable:
                         "attempt_id", wanted.attempt_id, "names another request already: take a new one"
                     )
                 return self._shown(known)
-            life = await self._take_in(caller, wanted, request, digest)
-        self._pump()
+            try:
+                # Its caller may be gone before it is written down; then it is taken in all the same.
+                life = await shielded(self._take_in(caller, wanted, request, digest))
+            finally:
+                self._pump()
         return self._shown(life)
 
     async def start(self, caller: Caller, attempt_id: str) -> AttemptView:
@@ -133,8 +145,9 @@ class AttemptTable:
         """No further step comes."""
         life = self._own(caller, attempt_id)
         await life.until(AttemptState.RUNNING)
-        if life.running is not None:
-            life.running.finish()
+        if not life.ended:
+            await self._rows.update(self._key(life), finish_asked=True)
+            life.finish()
 
     async def cancel(
         self,
@@ -269,9 +282,10 @@ class AttemptTable:
         """Who runs attempts, by the runtime's name."""
         return self._executors
 
-    def replace_executor(self, runtime: str, executor: JobExecutor) -> None:
-        """Give new attempts of `runtime` to another one from here on."""
-        self._executors[runtime] = executor
+    @property
+    def names(self) -> frozenset[str]:
+        """What executors know the attempts by."""
+        return frozenset(life.name for life in self._lives.values())
 
     def tell(self, kind: EventKind, life: AttemptLife | None = None, message: str = "") -> None:
         """Tell whoever watches."""
@@ -279,7 +293,7 @@ class AttemptTable:
             self.events_hub.publish(AttemptEvent(datetime.now(UTC), kind, message=message))
             return
         view = life.view
-        self.events_hub.publish(AttemptEvent(datetime.now(UTC), kind, view.attempt_id, message, view.owner_uid))
+        self.events_hub.publish(AttemptEvent(datetime.now(UTC), kind, view.attempt_id, message, view.owner_uid, view))
 
     # ---- for adoption
 
@@ -330,6 +344,7 @@ class AttemptTable:
         key = self._key(life)
         self._lives[key] = life
         self._watches.watch(key, lease=wanted.lease, owner=owner)
+        audit.prepared(caller, wanted)
         self.tell(EventKind.QUEUED, life)
         return life
 
@@ -357,7 +372,7 @@ class AttemptTable:
     async def _cancel(self, life: AttemptLife, reason: CancellationReason, *, kill: bool = False) -> None:
         if life.ended:
             return
-        await self._rows.update(self._key(life), cancel_asked=reason.value)
+        await self._rows.update(self._key(life), cancel_asked=reason.value, cancel_kill=kill or life.kill_asked)
         await life.cancel(reason, kill=kill)
         if life.view.state is AttemptState.QUEUED and self._admission.position(self._claim(life).key):
             self._admission.release(self._claim(life).key)

@@ -13,6 +13,8 @@ BACKLOG: Final = 4096
 """Events that a listener may be behind."""
 
 _Queue = asyncio.Queue[AttemptEvent | None]
+_END: Final = None
+"""The last thing a listener gets: it is behind, and no longer among the listeners, or the hub closes."""
 
 
 class EventHub:
@@ -33,20 +35,27 @@ class EventHub:
                 continue
             if queue.qsize() >= BACKLOG:
                 del self._listeners[queue]
-                queue.put_nowait(None)
+                queue.put_nowait(_END)
             else:
                 queue.put_nowait(event)
 
+    def close(self) -> None:
+        """No more comes: listeners get what is theirs, and end."""
+        for queue in self._listeners:
+            queue.put_nowait(_END)
+
     async def subscribe(self, wanted: Callable[[AttemptEvent], bool]) -> AsyncGenerator[AttemptEvent, None]:
-        """Events from now on for which `wanted` is true. Never ends by itself.
+        """Events from now on for which `wanted` is true, until the hub closes.
 
         :raises ExecutorError: LOST, fell_behind.
         """
         queue: _Queue = asyncio.Queue()
         self._listeners[queue] = wanted
         try:
-            while (event := await queue.get()) is not None:
+            while (event := await queue.get()) is not _END:
                 yield event
+            if queue in self._listeners:
+                return
         finally:
             self._listeners.pop(queue, None)
         raise ExecutorError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from forgeyard_api.serve.attempt_types import AttemptState, AttemptView, Wanted
 from forgeyard_executor.images import ImageOptions
@@ -21,18 +22,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log: Final = logging.getLogger("forgeyard.serve")
+
 
 @dataclass(frozen=True, slots=True)
 class Attached:
     """What a keeper has of an attempt: a prepared one, or one that runs or has run, or how it failed.
 
-    None of them: it is being prepared there. executor: who has it.
+    :param executor: who has it.
+    :param preparing: it is being prepared there; this waits for that.
     """
 
     executor: JobExecutor
     prepared: PreparedAttempt | None = None
     running: RunningAttempt | None = None
     error: ForgeyardError | None = None
+    preparing: Callable[[], Coroutine[Any, Any, PreparedAttempt]] | None = None
 
 
 class Keeper(JobExecutor, Protocol):
@@ -43,6 +48,17 @@ class Keeper(JobExecutor, Protocol):
 
         :raises ForgeyardError: it can't be asked.
         """
+
+    async def forget(self, attempt_id: str) -> None:
+        """End it if it has not ended, and drop what it has of it. One that is not there is no error.
+
+        :raises ForgeyardError: it can't be asked.
+        """
+
+
+def keeper_of(executor: JobExecutor | None) -> Keeper | None:
+    """`executor`, if it is a keeper: one in the server's own process has nothing that is older than the server."""
+    return executor if hasattr(executor, "attach") else None  # type: ignore[return-value]  # it has what makes it one
 
 
 Record = Callable[["AttemptLife"], Awaitable[None]]
@@ -89,9 +105,11 @@ class AttemptLife:
         self.running: RunningAttempt | None = None
         self.cancelled: CancellationReason | None = None
         self.start_asked = wanted.start
+        self.kill_asked = False
+        self.finish_asked = False
         self._record = record
         self._prepared: PreparedAttempt | None = None
-        self._kill = False
+        self._preparing: Callable[[], Coroutine[Any, Any, PreparedAttempt]] | None = None
         self._changed = asyncio.Condition()
         self._start = asyncio.Event()
         self._stop = asyncio.Event()
@@ -110,18 +128,24 @@ class AttemptLife:
         self.start_asked = True
         self._start.set()
 
-    def was_cancelled(self, reason: CancellationReason) -> None:
+    def was_cancelled(self, reason: CancellationReason, *, kill: bool) -> None:
         """Somebody had asked for that before a restart."""
-        self.cancelled = reason
+        self.cancelled, self.kill_asked = reason, kill
         self._stop.set()
 
     async def cancel(self, reason: CancellationReason, *, kill: bool = False) -> None:
         """Stop it, wherever it is. Returns at once."""
         self.cancelled = self.cancelled or reason
-        self._kill = self._kill or kill
+        self.kill_asked = self.kill_asked or kill
         self._stop.set()
         if self.running is not None and not self.ended:
-            await self.running.cancel(reason, kill=kill)
+            await self._cancel_running(self.running)
+
+    def finish(self) -> None:
+        """No further step comes."""
+        self.finish_asked = True
+        if self.running is not None and not self.ended:
+            self.running.finish()
 
     async def until(self, state: AttemptState) -> AttemptView:
         """Wait until it has got that far, or has ended."""
@@ -159,14 +183,14 @@ class AttemptLife:
         self.executor = found.executor
         if found.error is not None:
             await self.fail(found.error)
+            await keeper.forget(self.name)
         elif found.running is not None:
             self._running(found.running)
-            if self.view.state is not AttemptState.ENDED:
+            if not self.ended:
                 await self._become(AttemptState.RUNNING, started_at=self.view.started_at or datetime.now(UTC))
-                if self.cancelled is not None:
-                    await found.running.cancel(self.cancelled, kill=self._kill)
-        elif found.prepared is not None:
-            self._prepared = found.prepared
+                await self._caught_up(found.running)
+        else:
+            self._prepared, self._preparing = found.prepared, found.preparing
         return True
 
     async def go_on(self) -> None:
@@ -177,9 +201,13 @@ class AttemptLife:
             await self._guarded(self._to_the_end(self.running))
         elif self._prepared is not None and self.executor is not None:
             await self._guarded(self._from_prepared(self.executor, self._prepared))
-        elif self.executor is not None:
-            # Asked for again, it is the same attempt there.
-            await self._guarded(self._from_the_start(self.executor))
+        elif self._preparing is not None and self.executor is not None:
+            await self._guarded(self._once_prepared(self.executor, self._preparing()))
+
+    async def back_to_the_queue(self) -> None:
+        """Nobody has it, and nothing of it ran."""
+        self.view = replace(self.view, state=AttemptState.QUEUED)
+        await self._record(self)
 
     async def fail(self, error: ForgeyardError) -> None:
         """End it without a result."""
@@ -190,7 +218,10 @@ class AttemptLife:
 
         :raises ForgeyardError: what could not be dropped.
         """
-        if self.executor is not None and self.running is not None:
+        keeper = keeper_of(self.executor)
+        if keeper is not None:
+            await keeper.forget(self.name)
+        elif self.executor is not None and self.running is not None:
             await self.executor.close_execution(self.running)
         elif self.executor is not None and self._prepared is not None:
             await self.executor.discard(self._prepared)
@@ -205,22 +236,27 @@ class AttemptLife:
     async def _from_the_start(self, executor: JobExecutor) -> None:
         wanted = self.wanted
         options = ImageOptions(pull=wanted.pull) if wanted.pull else ImageOptions()
-        preparing = asyncio.ensure_future(
-            executor.prepare_job(
-                wanted.job,
-                source=None if wanted.source is None else Path(wanted.source),
-                output=None if wanted.output is None else Path(wanted.output),
-                attempt_id=self.name,
-                labels=wanted.labels,
-                deadline=wanted.deadline,
-                tenant=wanted.tenant,
-                trusted=wanted.trusted,
-                images=options,
-            )
+        preparing = executor.prepare_job(
+            wanted.job,
+            source=None if wanted.source is None else Path(wanted.source),
+            output=None if wanted.output is None else Path(wanted.output),
+            attempt_id=self.name,
+            labels=wanted.labels,
+            deadline=wanted.deadline,
+            tenant=wanted.tenant,
+            trusted=wanted.trusted,
+            images=options,
         )
-        if not await self._unless_stopped(preparing):
+        await self._once_prepared(executor, preparing)
+
+    async def _once_prepared(self, executor: JobExecutor, preparing: Coroutine[Any, Any, PreparedAttempt]) -> None:
+        task = asyncio.ensure_future(preparing)
+        if not await self._unless_stopped(task):
+            keeper = keeper_of(executor)
+            if keeper is not None:  # it goes on with what it was asked for, whether or not anybody waits
+                await keeper.forget(self.name)
             raise self._was_cancelled()
-        await self._from_prepared(executor, preparing.result())
+        await self._from_prepared(executor, task.result())
 
     async def _from_prepared(self, executor: JobExecutor, prepared: PreparedAttempt) -> None:
         self._prepared = prepared
@@ -237,9 +273,23 @@ class AttemptLife:
         running = await executor.start(prepared)
         self._running(running)
         await self._become(AttemptState.RUNNING, started_at=datetime.now(UTC))
-        if self.cancelled is not None:
-            await running.cancel(self.cancelled, kill=self._kill)
+        await self._caught_up(running)
         await self._to_the_end(running)
+
+    async def _caught_up(self, running: RunningAttempt) -> None:
+        """What was asked for while nobody could pass it on."""
+        if self.cancelled is not None:
+            await self._cancel_running(running)
+        if self.finish_asked:
+            running.finish()
+
+    async def _cancel_running(self, running: RunningAttempt) -> None:
+        try:
+            await running.cancel(self.cancelled or CancellationReason.USER, kill=self.kill_asked)
+        except ExecutorError as error:
+            if error.kind is not ExecutorErrorKind.LOST:
+                raise
+            log.info("%s is not cancelled: %s", self.name, error)  # its end is told by its course
 
     async def _to_the_end(self, running: RunningAttempt) -> None:
         result = await running.wait()

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import shutil
 import socket
 import struct
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from forgeyard_api.observe import audit
 from forgeyard_api.serve.attempt_types import Caller
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 
@@ -29,6 +30,9 @@ log: Final = logging.getLogger("forgeyard.serve")
 _CREDENTIALS: Final = struct.Struct("3i")
 _PIECE: Final = 64 << 10
 _BACKLOG: Final = 128
+_MAX_SOCKET_PATH: Final = 107
+"""Of sun_path, less its end (unix(7))."""
+_LONGEST_NAME: Final = len("/peer-1000000000")
 _FLUSH_SECONDS: Final = 1.0
 MAX_CONNECTIONS: Final = 512
 """Open at once; further ones are closed, so that callers can't take the server's descriptors."""
@@ -60,10 +64,11 @@ class Peers:
 
         :raises ExecutorError: IO_FAILED, when another server listens there or the path can't be used.
         """
-        inner = Path(tempfile.mkdtemp(prefix="forgeyard-serve-"))
+        inner = path.with_name(f".{path.name}")
         peers = cls(path, inner, allowed)
+        listening = _listen(path, allowed)
         try:
-            listening = _listen(path, allowed)
+            _make_anew(inner)
             server = await asyncio.start_unix_server(peers._accept, sock=listening, backlog=_BACKLOG, limit=_PIECE)
             try:
                 yield peers
@@ -92,11 +97,18 @@ class Peers:
             raise ExecutorError(ExecutorErrorKind.UNSUPPORTED, "not_allowed", "nobody knows whose connection this is")
         return caller
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Called by asyncio for each connection. What is cancelled before it has begun is closed too."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+        task.add_done_callback(ended)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             caller = self._identified(writer.get_extra_info("socket"))
             if caller is not None:
@@ -110,13 +122,16 @@ class Peers:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, gid = _CREDENTIALS.unpack(raw)
         if uid not in self.allowed.uids:
-            log.warning("uid %d (pid %d) may not use %s", uid, pid, self._path)
+            audit.connection_refused(str(self._path), f"uid {uid} may not connect", uid=uid, gid=gid, pid=pid)
             return None
         if len(self._callers) >= MAX_CONNECTIONS:
-            log.warning("more than %d connections at %s: one of uid %d is closed", MAX_CONNECTIONS, self._path, uid)
+            why = f"more than {MAX_CONNECTIONS} connections: one of uid {uid} is closed"
+            audit.connection_refused(str(self._path), why, uid=uid, gid=gid, pid=pid)
             return None
         self._number += 1
-        return Caller(uid, gid, pid, operator=uid in self.allowed.operators, connection=f"peer-{self._number}")
+        caller = Caller(uid, gid, pid, operator=uid in self.allowed.operators, connection=f"peer-{self._number}")
+        audit.connected(caller, str(self._path))
+        return caller
 
     async def _pass_on(self, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = self._inner / caller.connection
@@ -135,8 +150,10 @@ class Peers:
             finally:
                 for task in tasks:
                     task.cancel()
-                await asyncio.wait(tasks)
-                await _closed(inner_writer)
+                try:
+                    await asyncio.wait(tasks)
+                finally:
+                    await _closed(inner_writer)
         finally:
             self._callers.pop(name, None)
             onward.close()
@@ -157,7 +174,9 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
     try:
         async with asyncio.timeout(_FLUSH_SECONDS):
             await writer.wait_closed()
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError) as error:
+        log.debug("a connection was cut off: %s", error)
+    finally:
         writer.transport.abort()
 
 
@@ -183,14 +202,29 @@ def _listen(path: Path, allowed: Allowed) -> socket.socket:
             listening.close()
             raise
     except OSError as error:
-        raise ExecutorError(
-            ExecutorErrorKind.IO_FAILED,
-            "socket",
-            f"can't listen at {path}",
-            details=error.strerror or str(error),
-            resolution="name another path with serve.socket, or mend this one",
-        ) from error
+        raise _unusable(path, error) from error
     return listening
+
+
+def _make_anew(inner: Path) -> None:
+    """Nobody listens at the socket that this belongs to: what is there is a dead server's."""
+    try:
+        shutil.rmtree(inner, ignore_errors=True)
+        inner.mkdir(mode=0o700)
+    except OSError as error:
+        raise _unusable(inner, error) from error
+    if len(os.fsencode(inner)) + _LONGEST_NAME > _MAX_SOCKET_PATH:
+        raise _unusable(inner, OSError(errno.ENAMETOOLONG, "too long for the names of sockets in it"))
+
+
+def _unusable(path: Path, error: OSError) -> ExecutorError:
+    return ExecutorError(
+        ExecutorErrorKind.IO_FAILED,
+        "socket",
+        f"can't listen at {path}",
+        details=error.strerror or str(error),
+        resolution="name another path with serve.socket, or mend this one",
+    )
 
 
 def _refuse_served(path: Path) -> None:

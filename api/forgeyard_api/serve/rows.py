@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from google.protobuf.message import DecodeError
 
 from forgeyard_api.serve.attempt_types import AttemptState, AttemptView
 from forgeyard_api.serve.life import AttemptLife, Record
@@ -14,9 +17,12 @@ from forgeyard_api.wire.convert import from_message, to_message
 from forgeyard_api.wire.errors import detail_of, error_of
 from forgeyard_api.wire.messages import executor as wire
 from forgeyard_api.wire.messages import result as wire_result
+from forgeyard_model.errors import ForgeyardError
 from forgeyard_model.job import Job
 from forgeyard_model.limits import ResourceReservation
 from forgeyard_model.result import CancellationReason, ExecutionResult
+
+log: Final = logging.getLogger("forgeyard.serve")
 
 Key = tuple[int, str]
 
@@ -81,11 +87,17 @@ class Rows:
         self._digests.pop(key, None)
 
     async def all(self, record: Record) -> list[tuple[AttemptLife, StoredAttempt]]:
-        """Every attempt of the store, oldest first."""
+        """Every attempt of the store, oldest first. A row that can't be read is removed, with a message."""
         found = []
         for row in await self._store.all():
+            try:
+                life = self._life(row, record)
+            except (ForgeyardError, DecodeError, ValueError, TypeError, OverflowError):
+                log.exception("the attempt %r of uid %d can't be read and is forgotten", row.attempt_id, row.owner_uid)
+                await self._store.remove(row.owner_uid, row.attempt_id)
+                continue
             self._digests[row.owner_uid, row.attempt_id] = row.digest
-            found.append((self._life(row, record), row))
+            found.append((life, row))
         return found
 
     def _life(self, row: StoredAttempt, record: Record) -> AttemptLife:
@@ -116,7 +128,8 @@ class Rows:
         if row.start_asked:
             life.ask_start()
         if row.cancel_asked:
-            life.was_cancelled(CancellationReason(row.cancel_asked))
+            life.was_cancelled(CancellationReason(row.cancel_asked), kill=row.cancel_kill)
+        life.finish_asked = row.finish_asked
         return life
 
     def _reserved(self, job: Job) -> ResourceReservation:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,10 @@ import grpc
 
 from forgeyard_api.client.calls import OPTIONS
 from forgeyard_api.keeper.pool import Keepers
+from forgeyard_api.keeper.process import Wish, end_all, living
+from forgeyard_api.observe import audit, logs
+from forgeyard_api.observe.audit_writer import AuditWriter, auditing
+from forgeyard_api.observe.observed import observed
 from forgeyard_api.serve.admission import Admission
 from forgeyard_api.serve.attempts import AttemptTable
 from forgeyard_api.serve.checks import Checks
@@ -23,6 +29,7 @@ from forgeyard_api.serve.lifecycle import Lifecycle
 from forgeyard_api.serve.peers import Allowed, Peers
 from forgeyard_api.serve.rows import Rows
 from forgeyard_api.serve.service import CallerOf, ExecutorService, handlers
+from forgeyard_api.serve.service_manager import ServiceManager
 from forgeyard_api.serve.settings import capacity_of
 from forgeyard_api.serve.store import AttemptStore
 from forgeyard_executor import Executor
@@ -64,42 +71,48 @@ class Server:
         self.checks.become(config)
 
 
-def serve_until_told(config: ExecutorConfig, load: Callable[[], ExecutorConfig]) -> None:
+def serve_until_told(
+    config: ExecutorConfig, load: Callable[[], ExecutorConfig], config_file: Path | None = None
+) -> None:
     """Serve until a signal says otherwise; see `Lifecycle`.
 
     :param load: reads the configuration again.
+    :param config_file: where keepers read the system's, when that is not the usual place.
     :raises ForgeyardError: what this host lacks, with the cure.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logs.set_up()
+    manager = ServiceManager.taken(os.environ)
 
     async def main() -> None:
-        async with serving(config) as server:
+        async with serving(config, config_file) as server:
 
             def reload() -> None:
                 server.reconfigure(load().serve)
+                audit.record(audit.Event.RELOADED, "the configuration was read again")
 
-            await Lifecycle(server.table, reload, config.serve.drain).run()
+            await Lifecycle(server.table, reload, config.serve.drain, manager).run()
 
     asyncio.run(main())
 
 
 @asynccontextmanager
-async def serving(config: ExecutorConfig) -> AsyncIterator[Server]:
+async def serving(config: ExecutorConfig, config_file: Path | None = None) -> AsyncIterator[Server]:
     """Serve for the block. At its end nothing listens any more; what keepers run goes on.
 
+    :param config_file: where keepers read the system's configuration, when that is not the usual place.
     :raises ForgeyardError: what this host lacks, with the cure.
     """
     settings, state_dir = config.serve, Path(config.state_dir)
     async with AsyncExitStack() as stack:
+        writer = stack.enter_context(auditing(settings.audit))
+        audit.record(audit.Event.SERVER_STARTED, f"forgeyard {version('forgeyard-executor')} starts")
         peers = await stack.enter_async_context(Peers.open(Path(settings.socket), _allowed(settings)))
         store = await AttemptStore.open(state_dir / STORE)
         stack.push_async_callback(store.close)
         if store.set_aside:
             log.error("the attempts on disk were damaged: they are in %s, and the server begins anew", store.set_aside)
         admission = Admission(capacity_of(settings))
-        table = await _table(stack, config, store, admission)
-        await table.open()
-        stack.push_async_callback(table.close)
+        table = await _opened(stack, config, Wish.of(config, config_file), store, admission, writer=writer)
         cri_peers = await _cri(stack, table, config)
         images = Images(StatePaths.at(config.state_dir), config)
         stack.callback(images.close)
@@ -123,32 +136,46 @@ def _allowed(config: ServeConfig) -> Allowed:
     return Allowed(frozenset(config.allowed_uids), frozenset(config.operators))
 
 
-async def _table(
-    stack: AsyncExitStack, config: ExecutorConfig, store: AttemptStore, admission: Admission
+async def _opened(
+    stack: AsyncExitStack,
+    config: ExecutorConfig,
+    wish: Wish,
+    store: AttemptStore,
+    admission: Admission,
+    *,
+    writer: AuditWriter | None,
 ) -> AttemptTable:
+    """The table, with every attempt of an earlier server taken up, and whoever looks at it."""
     settings = config.serve
     runtimes = settings.runtimes or (config.runtime,)
-    tables: list[AttemptTable] = []
-
-    def replaced(runtime: str, executor: JobExecutor) -> None:
-        for table in tables:
-            table.replace_executor(runtime, executor)
 
     def reserve(job: Job) -> ResourceReservation:
         return reservation(job, config)
 
-    executors: Mapping[str, JobExecutor]
+    def table(executors: Mapping[str, JobExecutor], retired: Mapping[str, JobExecutor]) -> AttemptTable:
+        rows = Rows(store, reserve)
+        made = AttemptTable(rows, executors, admission, reserve, result_ttl=settings.result_ttl, retired=retired)
+        stack.push_async_callback(made.close)
+        return made
+
+    async def watched(made: AttemptTable) -> AttemptTable:
+        keepers = partial(living, wish.run_dir, wish.state_dir)
+        await stack.enter_async_context(observed(settings, made, admission, writer, keepers))
+        return made
+
     if settings.on_restart == ADOPT:
-        keepers = await stack.enter_async_context(Keepers.open(settings.run_dir, config.state_dir, runtimes, replaced))
-        executors = keepers.executors()
-    else:
-        executors = {
-            runtime: await stack.enter_async_context(Executor.open(runtime=runtime, config=config))
-            for runtime in runtimes
-        }
-    table = AttemptTable(Rows(store, reserve), executors, admission, reserve, result_ttl=settings.result_ttl)
-    tables.append(table)
-    return table
+        keepers = await stack.enter_async_context(Keepers.open(wish, config, runtimes))
+        made = await watched(table(keepers.executors(), keepers.retired()))
+        await made.open()
+        await keepers.end_strays(made.names)
+        return made
+    await end_all(wish)
+    executors = {
+        runtime: await stack.enter_async_context(Executor.open(runtime=runtime, config=config)) for runtime in runtimes
+    }
+    made = await watched(table(executors, {}))
+    await made.open()
+    return made
 
 
 def reservation(job: Job, config: ExecutorConfig) -> ResourceReservation:

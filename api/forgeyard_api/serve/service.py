@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import grpc
 
+from forgeyard_api.observe import audit
 from forgeyard_api.serve.attempt_types import AttemptState, AttemptView, Caller
 from forgeyard_api.serve.attempts import AttemptTable
 from forgeyard_api.serve.checks import Checks
@@ -84,7 +85,9 @@ class ExecutorService:
         """Run one more step."""
         if not request.HasField("step"):
             raise InvalidRequest("step", "", "give the step to run")
-        result = await self._table.exec(caller, request.attempt_id, from_message(Step, request.step))
+        step = from_message(Step, request.step)
+        audit.acted(audit.Event.EXEC, caller, self._table.find(caller, request.attempt_id), step=step.name)
+        result = await self._table.exec(caller, request.attempt_id, step)
         response = wire.ExecResponse()
         to_message(result, response.result)
         return response
@@ -107,6 +110,9 @@ class ExecutorService:
 
     async def cancel(self, request: wire.CancelRequest, caller: Caller) -> wire.CancelResponse:
         """Ask it to stop."""
+        view = self._table.find(caller, request.attempt_id)
+        if view.owner_uid != caller.uid:
+            audit.acted(audit.Event.CANCELLED, caller, view, kill=request.kill)
         await self._table.cancel(caller, request.attempt_id, reason_from(request.reason), kill=request.kill)
         return wire.CancelResponse()
 
@@ -179,6 +185,7 @@ class ExecutorService:
                 f"uid {caller.uid} is no operator of this server",
                 resolution="ask one, or add the uid to serve.operators",
             )
+        audit.drained(caller, request.drain)
         self._table.drain(request.drain)
         running, queued = self._table.counts
         return wire.DrainResponse(draining=self._table.draining, running=running, queued=queued)
@@ -217,9 +224,12 @@ def snake(name: str) -> str:
 
 def _answered(method: Method, act: Handler, caller_of: CallerOf) -> Any:
     async def call(request: Any, context: Any) -> Any:
+        caller: Caller | None = None
         try:
-            return await act(request, caller_of(context))
+            caller = caller_of(context)
+            return await act(request, caller)
         except ForgeyardError as error:
+            audit.answered(caller, method.name, error, getattr(request, "attempt_id", ""))
             await _refuse(context, error)
         except Exception as error:  # noqa: BLE001  # the edge: a caller gets one line, the log the whole
             await _refuse(context, _internal(method, error))

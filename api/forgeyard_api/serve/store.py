@@ -7,6 +7,7 @@ here ever holds up the event loop.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from forgeyard_host.locks import lock_alone
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 
 T = TypeVar("T")
@@ -31,7 +33,8 @@ class StoredAttempt:
 
     :param request: the Prepare as it came. digest: of that, by which a repeated one is known.
     :param owner_pid, owner_start: the process that prepared it, where its death is to end the attempt; else 0.
-    :param start_asked: somebody said Start. cancel_asked: the reason, where somebody said Cancel.
+    :param start_asked: somebody said Start. cancel_asked: the reason, where somebody said Cancel. cancel_kill: without
+        grace. finish_asked: no further step comes.
     :param handed: it was given to a keeper, which may know of it; before that nobody but this row does.
     :param result, error: as messages; at most one of them.
     :param lease: seconds; lease_until: when it expires.
@@ -53,6 +56,8 @@ class StoredAttempt:
     finished_at: float | None = None
     start_asked: bool = False
     cancel_asked: str = ""
+    cancel_kill: bool = False
+    finish_asked: bool = False
     handed: bool = False
     lease: float | None = None
     lease_until: float | None = None
@@ -61,14 +66,17 @@ class StoredAttempt:
 
 
 _COLUMNS: Final = tuple(item.name for item in fields(StoredAttempt))
-_BOOLEAN: Final = ("start_asked", "handed")
+_BOOLEAN: Final = ("start_asked", "cancel_kill", "finish_asked", "handed")
 
 
 class AttemptStore:
     """All methods are awaited; each is one transaction."""
 
-    def __init__(self, path: Path, pool: ThreadPoolExecutor, connection: sqlite3.Connection, set_aside: str) -> None:
+    def __init__(
+        self, path: Path, pool: ThreadPoolExecutor, connection: sqlite3.Connection, set_aside: str, lock: int
+    ) -> None:
         self._path = path
+        self._lock = lock
         self._pool = pool
         self._connection = connection
         self.set_aside = set_aside
@@ -78,22 +86,25 @@ class AttemptStore:
     async def open(cls, path: Path) -> Self:
         """The store in the file `path`, made where there is none.
 
-        :raises ExecutorError: UNSUPPORTED for tables of a newer version; IO_FAILED where it can't be written.
+        :raises ExecutorError: UNSUPPORTED for tables of a newer version; IO_FAILED where it can't be written, or where
+            another server has it.
         """
-        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)  # jobs' users pass through the state directory
+        lock = _locked(path)
         pool = ThreadPoolExecutor(1, thread_name_prefix="forgeyard-attempts")
         loop = asyncio.get_running_loop()
         try:
             connection, set_aside = await loop.run_in_executor(pool, _opened, path)
         except BaseException:
             pool.shutdown(wait=False)
+            os.close(lock)
             raise
-        return cls(path, pool, connection, set_aside)
+        return cls(path, pool, connection, set_aside, lock)
 
     async def close(self) -> None:
-        """Close the file. Repeating it is no error."""
+        """Close the file."""
         await self._do(lambda connection: connection.close())
         self._pool.shutdown()
+        os.close(self._lock)
 
     async def add(self, row: StoredAttempt) -> None:
         """Take a new attempt in.
@@ -141,8 +152,27 @@ class AttemptStore:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._pool, act, self._connection)
-        except sqlite3.OperationalError as error:
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
             raise _io_failed(self._path, error) from error
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of a lock on the store: two servers would run each other's attempts."""
+    try:
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)  # jobs' users pass through the state directory
+        lock = lock_alone(path.with_name(f"{path.name}-lock"))
+    except OSError as error:
+        raise _io_failed(path, error) from error
+    if lock is None:
+        raise ExecutorError(
+            ExecutorErrorKind.IO_FAILED,
+            "store_in_use",
+            f"another server has the attempts in {path}",
+            resolution="stop that one, or give this one a state directory of its own with --state-dir",
+        )
+    return lock
 
 
 def _values(row: StoredAttempt) -> tuple[Any, ...]:
@@ -163,9 +193,11 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, str]:
         raise _io_failed(path, error) from error
     except sqlite3.DatabaseError:
         aside = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
-        for suffix in ("-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
         path.rename(aside)
+        path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+        wal = path.with_name(f"{path.name}-wal")
+        if wal.exists():
+            wal.rename(f"{aside}-wal")
         return _connected(path), str(aside)
 
 
@@ -174,6 +206,7 @@ def _connected(path: Path) -> sqlite3.Connection:
     try:
         path.chmod(0o600)
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA secure_delete = ON")  # a job's environment is nobody's once it is forgotten
         connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine ends every attempt anyway
         _check(path, connection)
         with connection:
@@ -216,6 +249,8 @@ CREATE TABLE IF NOT EXISTS attempts (
     finished_at REAL,
     start_asked INTEGER NOT NULL,
     cancel_asked TEXT NOT NULL,
+    cancel_kill INTEGER NOT NULL,
+    finish_asked INTEGER NOT NULL,
     handed INTEGER NOT NULL,
     lease REAL,
     lease_until REAL,

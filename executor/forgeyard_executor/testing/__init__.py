@@ -6,10 +6,11 @@
     async with executor.run(job) as execution:
         result = await execution.wait()
 
-It keeps the contract of :mod:`forgeyard_executor.interface`, starts nothing, and needs neither root nor a kernel.
+It keeps the contract of :mod:`forgeyard_executor.interface`, starts nothing, and needs neither root nor a kernel that
+has what a sandbox is made of. docs/testing.md has the rest.
 """
 
 from forgeyard_executor.testing.fake_executor import FakeExecutor
-from forgeyard_executor.testing.fake_run import FakeRun
+from forgeyard_executor.testing.fake_run import FakeRun, FakeService, FakeStep
 
-__all__ = ["FakeExecutor", "FakeRun"]
+__all__ = ["FakeExecutor", "FakeRun", "FakeService", "FakeStep"]

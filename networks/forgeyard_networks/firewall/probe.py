@@ -46,7 +46,7 @@ class ForwardingReport:
 
 
 def forwarding_probe(
-    routers: Backend, blocks: Blocks, *, ns_fd: int | None = None, timeout: float = 1.0
+    routers: Backend, blocks: Blocks, *, ns_fd: int | None = None, timeout: float = 3.0
 ) -> ForwardingReport:
     """Connect from a member through its router and this host to an outside and back. Blocking, some 50 ms if it works.
 
@@ -54,7 +54,7 @@ def forwarding_probe(
 
     :param blocks: a block is borrowed, for the attempt's side and for the outside.
     :param ns_fd: the namespace that plays the host, None for the caller's.
-    :param timeout: seconds to wait for an answer.
+    :param timeout: seconds to wait for an answer. A busy host may take one of them, and what gets none is refused to jobs.
     :raises SandboxError: the networks for it could not be made.
     """
     block = blocks.acquire()

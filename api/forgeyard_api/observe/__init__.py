@@ -1,0 +1,1 @@
+"""What an operator sees of a server: metrics, spans, structured logs and the security audit."""
