@@ -28,6 +28,8 @@ steps() {
 leaks $FORGEYARD_TEST_JOBS jobs with every ending on each adapter, after which nothing may be left
 fuzz every fuzz target for $FORGEYARD_FUZZ_SECONDS seconds
 containerd2 the adapter, conformance and leaks on containerd $CONTAINERD_2, built with go
+runsc the contract of the adapter for gVisor's runsc, built with go
+rustagent examples/rust-agent, built with cargo, against a server
 TEXT
 }
 
@@ -64,6 +66,18 @@ step_containerd2() {
     )
 }
 
+step_runsc() {
+    built=0
+    mkdir -p "$CACHE"
+    sh tests/conformance/get_runsc.sh "$CACHE/runsc" || built=$?
+    [ "$built" -ne 77 ] || { skip "go is not installed, with which runsc is built" || return; }
+    [ "$built" -eq 0 ] || return 1
+    (
+        export FORGEYARD_TEST_RUNSC="$CACHE/runsc"
+        tests -k runsc tests/conformance
+    )
+}
+
 build_containerd_2() {
     [ ! -x "$CONTAINERD_2_BIN/containerd" ] || return 0
     say "building containerd $CONTAINERD_2"
@@ -76,6 +90,17 @@ build_containerd_2() {
             go mod init nightly && go get "$module@$CONTAINERD_2" &&
             go install "$module/cmd/containerd" "$module/cmd/containerd-shim-runc-v2"
     ) && rm -rf "$CONTAINERD_2_BIN.new/source" && mv "$CONTAINERD_2_BIN.new" "$CONTAINERD_2_BIN"
+}
+
+step_rustagent() {
+    cargo=$(command -v cargo || echo "$HOME/.cargo/bin/cargo")
+    [ -x "$cargo" ] || { skip "cargo is not installed, with which examples/rust-agent is built" || return; }
+    # Cargo finds its own compiler beside itself.
+    (
+        export CARGO_TARGET_DIR="$CACHE/rust-agent" PATH="$(dirname "$cargo"):$PATH" &&
+            "$cargo" build --quiet --manifest-path examples/rust-agent/Cargo.toml
+    ) || return 1
+    FORGEYARD_TEST_RUST_AGENT="$CACHE/rust-agent/debug/rust-agent" tests tests/examples/rust_agent.py
 }
 
 # --- all of them ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from forgeyard_api import (
     serve_command,
 )
 from forgeyard_api.cli_flags import CommandAfterDashes
-from forgeyard_api.operate import control, events, inspecting, listing, logs, top
+from forgeyard_api.operate import bundle_export, control, events, inspecting, kept, listing, logs, reproduce, shell, top
 from forgeyard_api.plain_parameters import use_plain_readers
 
 # Plain help: a table drawn by rich costs 130 ms before the first line of `forgeyard run --help`.
@@ -36,12 +36,16 @@ bundle = typer.Typer(help="See the bundle that a job would run from.", no_args_i
 config = typer.Typer(help="See and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 image = typer.Typer(help="Pull, list and remove images.", no_args_is_help=True, rich_markup_mode=None)
 policy = typer.Typer(help="Network policies from what jobs did.", no_args_is_help=True, rich_markup_mode=None)
+kept_failures = typer.Typer(
+    help="What failed jobs left, kept for debugging.", no_args_is_help=True, rich_markup_mode=None
+)
 job = typer.Typer(help="Write and check job files.", no_args_is_help=True, rich_markup_mode=None)
 
 app.command("run", cls=CommandAfterDashes)(run_command.run)
 bundle.command("generate", cls=CommandAfterDashes)(bundle_commands.generate)
 app.command("plan", cls=CommandAfterDashes)(plan_commands.plan)
 bundle.command("diff", cls=CommandAfterDashes)(bundle_diff.diff)
+bundle.command("export")(bundle_export.export)
 bundle.command("show", cls=CommandAfterDashes)(bundle_commands.show)
 job.command("init")(job_commands.init)
 job.command("validate")(job_commands.validate)
@@ -56,6 +60,8 @@ image.command("prune")(image_commands.prune)
 image.command("verify")(image_commands.verify)
 policy.command("from-audit")(policy_commands.from_audit)
 app.command("ps")(listing.ps)
+app.command("reproduce")(reproduce.reproduce)
+app.command("shell")(shell.shell)
 app.command("top")(top.top)
 app.command("logs")(logs.logs)
 app.command("inspect")(inspecting.inspect)
@@ -64,6 +70,8 @@ app.command("wait")(control.wait)
 app.command("events")(events.events)
 app.command("drain")(control.drain)
 app.command("gc")(sandbox_commands.gc)
+kept_failures.command("ls")(kept.ls)
+kept_failures.command("rm")(kept.rm)
 app.command("serve")(serve_command.serve)
 config.command("check")(config_commands.check)
 config.command("show")(config_commands.show)
@@ -71,6 +79,7 @@ app.add_typer(bundle, name="bundle")
 app.add_typer(image, name="image")
 app.add_typer(job, name="job")
 app.add_typer(policy, name="policy")
+app.add_typer(kept_failures, name="kept")
 app.add_typer(config, name="config")
 app.add_typer(sandbox_doctor.runner, name="runner")
 

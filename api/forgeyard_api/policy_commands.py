@@ -21,7 +21,7 @@ def from_audit(
     ],
 ) -> int:
     """Print the restricted network that would have sufficed for a job, as YAML for its job file."""
-    from forgeyard_api.result_file import read_result
+    from forgeyard_model.result_json import read_result
     from forgeyard_networks.from_audit import sufficient_policy
 
     with as_usage():

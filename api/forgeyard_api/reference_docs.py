@@ -1,4 +1,4 @@
-"""Pages of docs/ that are made from the code: the profile table and the job file's JSON Schema.
+"""Pages of docs/ that are made from the code: profiles, the job file's JSON Schema, errors, and both APIs.
 
 ``python -m forgeyard_api.reference_docs docs`` writes them; a test compares them with what is there.
 """
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from forgeyard_api.job_commands import schema_text
+from forgeyard_api.reference_errors import reasons_page
+from forgeyard_api.reference_proto import api_page
+from forgeyard_api.reference_python import python_page
 from forgeyard_model.profile import PROFILES, ExecutionProfile, ProfileRules
 from forgeyard_model.units import format_duration, format_size
 
@@ -91,7 +94,13 @@ _ROWS: Final[tuple[tuple[str, Callable[[ProfileRules], str]], ...]] = (
 
 def pages() -> dict[str, str]:
     """Every generated page by its file name."""
-    return {"profiles.md": profiles_page(), "job.schema.json": schema_text()}
+    return {
+        "profiles.md": profiles_page(),
+        "job.schema.json": schema_text(),
+        "error-reasons.md": reasons_page(),
+        "api-reference.md": api_page(),
+        "python-reference.md": python_page(),
+    }
 
 
 if __name__ == "__main__":

@@ -6,34 +6,12 @@ import contextlib
 import json
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from forgeyard_model.errors import ExecutorError, ForgeyardError, InvalidRequest, SandboxError
 
-if TYPE_CHECKING:
-    from forgeyard_model.result import ExecutionResult
-
 STDOUT: Final = "-"
-
-
-def result_json(result: ExecutionResult) -> bytes:
-    """`result` as one line of JSON: enums as snake_case, profiles as written, times as RFC 3339."""
-    # dict: what pydantic serialises; the type's own default is a read-only view of one.
-    data = _adapter().dump_python(replace(result, startup=dict(result.startup)), mode="json")
-    text = json.dumps(data, ensure_ascii=False)
-    # A program's name may be bytes that are no UTF-8; the file is UTF-8 all the same.
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").encode() + b"\n"
-
-
-def read_result(data: bytes) -> ExecutionResult:
-    """The reverse of `result_json`.
-
-    :raises ValueError: when `data` is something else.
-    """
-    result: ExecutionResult = _adapter().validate_json(data)
-    return result
 
 
 def error_json(error: ForgeyardError, exit_code: int) -> bytes:
@@ -103,11 +81,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _adapter() -> Any:
-    from pydantic import TypeAdapter
-
-    from forgeyard_model.result import ExecutionResult
-
-    return TypeAdapter(ExecutionResult)

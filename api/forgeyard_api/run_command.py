@@ -11,6 +11,7 @@ import typer
 from forgeyard_api.cli_flags import JobArguments, Runtime, StateDir, with_job_flags
 from forgeyard_api.configured import configured
 from forgeyard_api.main import REFUSED, USAGE, UnusableInput, as_usage, say
+from forgeyard_api.operate.kept import refuse_unless_allowed
 from forgeyard_model.errors import ForgeyardError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ def run(
     ] = None,
     tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose caches the job sees.")] = "",
     untrusted: Annotated[bool, typer.Option("--untrusted", help="The job may not change what others read.")] = False,
+    keep_on_failure: Annotated[
+        bool, typer.Option("--keep-on-failure", help="Keep what a failed job wrote, where the operator allows it.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary when the job succeeded.")] = False,
     runtime: Runtime = None,
     state_dir: StateDir = None,
@@ -56,18 +60,21 @@ def run(
     from forgeyard_api.pull_progress import pull_progress
 
     with as_usage():
-        _check_targets(output, result)
+        check_targets(output, result)
         _check_logs(service_logs)
     try:
         planned = plan_run(arguments)
         progress = pull_progress(quiet=quiet)
         images = image_options(arguments, progress)
         config = configured(state_dir, runtime)
-        session = _Session(
+        if keep_on_failure:
+            refuse_unless_allowed(config)
+        session = Session(
             planned, output=output, target=result, quiet=quiet, config=config, images=images, progress=progress
         )
         session.belongs_to(tenant, trusted=not untrusted)
         session.service_logs = service_logs
+        session.keep_failed = keep_on_failure
         for note in planned.notes:
             say(f"note: {note}")
         return session.run_to_end()
@@ -79,7 +86,7 @@ def run(
         raise
 
 
-class _Session:
+class Session:
     """One `forgeyard run`: its signals, its output, its result."""
 
     def __init__(
@@ -103,6 +110,11 @@ class _Session:
         self._tenant, self._trusted = "", True
         self.service_logs: Path | None = None
         """Where the services' output goes; None for nowhere."""
+        self.keep_failed = False
+        """Keep what a failed job wrote."""
+        self.result: ExecutionResult | None = None
+        """What came of it, once there is one."""
+        self._more: dict[str, Any] = {}
 
     def belongs_to(self, tenant: str, *, trusted: bool) -> None:
         """Whose job it is; without this the only tenant's, trusted."""
@@ -140,7 +152,7 @@ class _Session:
     async def _attempt(self, writer: OutputWriter) -> ExecutionResult:
         from forgeyard_executor import Executor
 
-        async with Executor.open(config=self._config) as executor:
+        async with Executor.open(config=self._config, keep_failed=self.keep_failed) as executor:
             planned = self._planned
             run = executor.run(
                 planned.job,
@@ -157,8 +169,18 @@ class _Session:
                     async for chunk in execution.output():
                         await writer.write(2 if chunk.stream == "stderr" else 1, chunk.data)
                     result: ExecutionResult = await execution.wait()
+                if self._target is not None:
+                    self._more = self._reproduction(execution)
                 await self._interrupts.settle()
         return as_interrupted(result, self._interrupts)
+
+    def _reproduction(self, execution: Execution) -> dict[str, Any]:
+        """What the result file holds beside the result."""
+        from forgeyard_api.operate.reproduction import Origin, Pins, reproduction
+
+        planned = self._planned
+        origin = Origin(planned.source, self._tenant, self._trusted)
+        return reproduction(planned.job, origin, self._config, Pins.of(execution.attempt))
 
     def _service_logs(self, execution: Execution) -> AbstractAsyncContextManager[None]:
         """For the block, the services' output is written as it comes; at its end all of it is there."""
@@ -176,11 +198,11 @@ class _Session:
 
         await writer.drain()
         lost = writer.losses()
-        result = replace(result, notes=(*result.notes, *lost)) if lost else result
+        self.result = result = replace(result, notes=(*result.notes, *lost)) if lost else result
         if not self._quiet or result.exit_code:
             _ignoring_broken_stderr(show_summary, result)
         if self._target is not None:
-            await _write(self._target, result, writer)
+            await _write(self._target, result, writer, self._more)
         return result.exit_code
 
 
@@ -201,10 +223,11 @@ def _ignoring_broken_stderr(show: Any, result: ExecutionResult) -> None:
         return
 
 
-async def _write(target: str, result: ExecutionResult, writer: OutputWriter) -> None:
-    from forgeyard_api.result_file import STDOUT, result_json, write_result
+async def _write(target: str, result: ExecutionResult, writer: OutputWriter, more: dict[str, Any]) -> None:
+    from forgeyard_api.result_file import STDOUT, write_result
+    from forgeyard_model.result_json import result_json
 
-    data = result_json(result)
+    data = result_json(result, **more)
     if target == STDOUT:
         await writer.write(1, data)
         await writer.drain()
@@ -238,7 +261,11 @@ def _check_logs(directory: Path | None) -> None:
         raise InvalidRequest("--service-logs", directory, f"can't be made: {error.strerror}") from error
 
 
-def _check_targets(output: Path | None, result: str | None) -> None:
+def check_targets(output: Path | None, result: str | None) -> None:
+    """Before the job runs: there is where its output and its result can go.
+
+    :raises InvalidRequest: names the flag.
+    """
     from forgeyard_api.result_file import check_absent_or_empty, check_target
 
     if result is not None:

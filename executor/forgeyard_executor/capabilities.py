@@ -1,4 +1,4 @@
-"""What this executor can do here: known from probes, kept for a while, and a reason to refuse when it goes away.
+"""What of a host each job needs, and the refusal where a probe saw that it is not there.
 
 A job never waits for probes. Before the first ones are done, and beside them, each job rests on what its own
 preparation and the gate verify; the probes make a refusal early, and say what is missing and what to do about it.
@@ -6,11 +6,7 @@ preparation and the gate verify; the probes make a refusal early, and say what i
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -26,19 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULTS: Final = ExecutorConfig()
 
-log: Final = logging.getLogger("forgeyard.executor")
-
-TTL: Final = 45.0
-"""Seconds that a result is good for: with the probing itself well below the minute in which a loss must be noticed."""
-
-SETTLED: Final = 5.0
-"""Seconds an executor has to be open before it probes unasked: one that runs a single job never pays for it."""
-
 PROBE_NAME: Final = "forgeyard-probe"
 """Name of the job that looks at its own sandbox."""
-
-DOUBT_PAUSE: Final = 2.0
-"""Seconds between two probings that failed attempts have asked for."""
 
 ALWAYS: Final = frozenset(
     {
@@ -63,93 +48,6 @@ LIMITS: Final = frozenset(
 NETWORK: Final = frozenset({Feature.NETWORK_NAMESPACE, Feature.NETWORK_DENY})
 STANDARD_CI: Final = ALWAYS | LIMITS | NETWORK | {Feature.OVERLAY}
 """What a job of the profile standard-ci needs, with a source and without a disk limit."""
-
-
-class CapabilityCache:
-    """The latest result of `probe`, and the one task that may be getting the next."""
-
-    def __init__(self, probe: Callable[[], Awaitable[ExecutorCapabilities]], *, ttl: float = TTL) -> None:
-        self._probe = probe
-        self._ttl = ttl
-        self._opened = time.monotonic()
-        self._asked = -DOUBT_PAUSE
-        self._found: ExecutorCapabilities | None = None
-        self._at = 0.0
-        self._task: asyncio.Task[ExecutorCapabilities] | None = None
-        self._news = asyncio.Condition()
-
-    async def get(self, *, renew: bool = False) -> ExecutorCapabilities:
-        """A result that is not older than the TTL, or is `renew`-ed; waits for the probes when there is none.
-
-        :raises ForgeyardError: when probing itself is not possible.
-        """
-        if renew or self._found is None or self._age() > self._ttl:
-            return await asyncio.shield(self._refresh())
-        return self._found
-
-    async def changes(self) -> AsyncGenerator[ExecutorCapabilities, None]:
-        """A result, and each one that differs from the one before: looked for by the TTL, and when somebody doubts.
-
-        :raises ForgeyardError: when probing itself is not possible.
-        """
-        seen = await self.get()
-        yield seen
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._ttl), self._news:
-                    await self._news.wait()
-            found = await self.get()
-            if _differ(found, seen):
-                seen = found
-                yield seen
-
-    def known(self) -> ExecutorCapabilities | None:
-        """A result that is still good, at once; None otherwise. An old one is renewed in the background."""
-        if self._found is not None and self._age() <= self._ttl:
-            return self._found
-        if self._settled():
-            self._refresh()
-        return None
-
-    def doubt(self) -> None:
-        """An attempt failed or was refused, so that something may have changed: probe again in the background."""
-        if self._settled() and time.monotonic() - max(self._asked, self._at) >= DOUBT_PAUSE:
-            self._asked = time.monotonic()
-            self._refresh()
-
-    async def close(self) -> None:
-        """Wait for the probes that run: they clean up after themselves."""
-        if self._task is not None:
-            await asyncio.wait((self._task,))
-
-    def _settled(self) -> bool:
-        return self._found is not None or time.monotonic() - self._opened >= SETTLED
-
-    def _age(self) -> float:
-        return time.monotonic() - self._at
-
-    def _refresh(self) -> asyncio.Task[ExecutorCapabilities]:
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._renew(), name="forgeyard probes")
-            self._task.add_done_callback(_note_failure)
-        return self._task
-
-    async def _renew(self) -> ExecutorCapabilities:
-        self._found = found = await self._probe()
-        self._at = time.monotonic()
-        async with self._news:
-            self._news.notify_all()
-        return found
-
-
-def _differ(one: ExecutorCapabilities, other: ExecutorCapabilities) -> bool:
-    """Whether more than the moment of the probes has changed."""
-    return replace(one, probed_at=None) != replace(other, probed_at=None)
-
-
-def _note_failure(task: asyncio.Task[ExecutorCapabilities]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("probing what this host can do failed: %s", error)
 
 
 def needed(request: ExecutionRequest, config: ExecutorConfig = DEFAULTS) -> Iterator[Feature]:

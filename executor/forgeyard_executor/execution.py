@@ -33,10 +33,12 @@ from forgeyard_model.result import (
     StepResult,
 )
 from forgeyard_process_shim.channel import ShimDied
+from forgeyard_runtimes.shielding import shielded
 from forgeyard_runtimes.spool import OutputChunk, SpoolMark
 from forgeyard_runtimes.spool_format import START
 
 if TYPE_CHECKING:
+    from forgeyard_executor.kept_failures import FailureKeeper, Keeping
     from forgeyard_services.supervisor import ServiceFailure
 
 log: Final = logging.getLogger("forgeyard.executor")
@@ -59,8 +61,10 @@ class Beside:
 class Execution:
     """A started attempt. `wait` for its result, `cancel` it, read its `output`; any number of readers."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, failures: FailureKeeper | None = None) -> None:
+        """:param failures: what keeps its workspace if it fails."""
         self._attempt = attempt
+        self._failures = failures
         self._end: End | None = None
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kill_now = asyncio.Event()
@@ -103,8 +107,11 @@ class Execution:
         """Run one more step in the sandbox of an attempt that was started without steps.
 
         :raises ExecutorError: LOST, when the attempt has ended.
-        :raises InvalidRequest: for a step the kernel would refuse.
+        :raises InvalidRequest: for a step the kernel would refuse, or where the job has steps of its own.
         """
+        if self._attempt.planned.steps:
+            cure = "the job has steps of its own: only an attempt that was prepared without steps takes more"
+            raise InvalidRequest("step", step.name, cure)
         async with self._step_lock:
             await self._ready.wait()
             if self._end is not None:
@@ -160,12 +167,15 @@ class Execution:
         outputs: tuple[CollectedOutput, ...] = ()
         caches: tuple[CacheReport, ...] = ()
         beside = Beside()
+        keeping: Keeping | None = None
         try:
             await self._run_to_end()
             evidence, usage = await attempt.read_evidence()
             beside = await self._read_beside()
             outputs = await attempt.collect_outputs()
-            caches = await attempt.save_caches(keep=self._judge(evidence, outputs).outcome is Outcome.SUCCEEDED)
+            outcome = self._judge(evidence, outputs).outcome
+            caches = await attempt.save_caches(keep=outcome is Outcome.SUCCEEDED)
+            keeping = await self._keep(outcome, evidence)
         except ForgeyardError as error:
             log.exception("attempt %s failed", attempt.sandbox)
             if self._end is None or self._end.cause is EndCause.EXITED:
@@ -178,13 +188,34 @@ class Execution:
         finally:
             cleanup_errors = await attempt.clean_up()
         result = self._result(self._judge(evidence, outputs), evidence, usage, outputs, cleanup_errors)
-        return replace(
+        result = replace(
             result,
             caches=caches,
             services=beside.services,
             network=beside.network,
             notes=(*result.notes, *beside.notes),
         )
+        return result if keeping is None else await self._kept(keeping, result)
+
+    async def _keep(self, outcome: Outcome, evidence: Evidence) -> Keeping | None:
+        """Take a failed job's workspace before it goes. That it can't be kept changes no verdict."""
+        if self._failures is None:
+            return None
+        from forgeyard_executor.failure_keeping import NO_FAILURE, keep
+
+        try:
+            return None if outcome in NO_FAILURE else await keep(self._failures, self._attempt, evidence.disk)
+        except ForgeyardError as error:
+            self._notes.append(str(error))
+            return None
+
+    async def _kept(self, keeping: Keeping, result: ExecutionResult) -> ExecutionResult:
+        noted = replace(result, notes=(*result.notes, keeping.note))
+        try:
+            await shielded(asyncio.to_thread(keeping.finish, noted))
+        except ForgeyardError as error:
+            return replace(result, notes=(*result.notes, str(error)))
+        return noted
 
     def _judge(self, evidence: Evidence, outputs: tuple[CollectedOutput, ...]) -> Verdict:
         return judge(self._end or End(EndCause.EXITED), tuple(self._results), evidence, outputs)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forgeyard_executor.attempt import Attempt
 from forgeyard_executor.attempt_caches import AttemptCaches
-from forgeyard_executor.capabilities import PROBE_NAME, CapabilityCache, conclusive, refuse_missing, with_networks
+from forgeyard_executor.capabilities import PROBE_NAME, conclusive, refuse_missing, with_networks
+from forgeyard_executor.capability_cache import CapabilityCache
 from forgeyard_executor.config_load import load_config
 from forgeyard_executor.execution import Execution
 from forgeyard_executor.explain import explain, report_of
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from forgeyard_executor.capabilities_probe import SandboxSight
     from forgeyard_executor.inspection import Inspection
     from forgeyard_executor.interface import PreparedAttempt, RunningAttempt
+    from forgeyard_executor.kept_failures import FailureKeeper
+    from forgeyard_networks.pool import PoolMetrics
     from forgeyard_oci.registry.budget import Budget
 
 T = TypeVar("T")
@@ -82,13 +85,19 @@ class Executor:
         )
         self._planner = Planner(services, config, images, self._networks)
         self._capabilities = CapabilityCache(self._probe)
+        self._failures: FailureKeeper | None = None
         self.recovered = RecoveryReport((), 0, ())
         """What was found and undone when this executor was opened."""
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, state_dir: str | Path | None = None, *, runtime: str | None = None, config: ExecutorConfig | None = None
+        cls,
+        state_dir: str | Path | None = None,
+        *,
+        runtime: str | None = None,
+        config: ExecutorConfig | None = None,
+        keep_failed: bool = False,
     ) -> AsyncIterator[Executor]:
         """Open the state directory, destroy what a dead executor left there, and be ready.
 
@@ -96,6 +105,8 @@ class Executor:
         :param runtime: who runs the containers, in the place of the configured one: runc, crun, containerd, podman or
             docker.
         :param config: None reads the host's files and the environment (docs/configuration.md).
+        :param keep_failed: keep workspaces of failed attempts for debugging, for as long as the configuration's
+            `serve.keep_failed` says; where it says nothing, none is kept.
         :raises ForgeyardError: what this host lacks, with the cure.
         """
         if os.geteuid() != 0:
@@ -125,13 +136,19 @@ class Executor:
             images = Images(paths, config, whole=services.runtime.images is not None)
             stack.callback(images.close)
             executor = cls(services, config, images)
+            executor._failures = executor._kept.failures() if keep_failed else None
             stack.push_async_callback(executor._networks.close)  # whatever becomes of closing the jobs before it
             stack.push_async_callback(executor._close)
             executor.recovered = await recover_all(services, executor._networks, everywhere=False)
             await stack.enter_async_context(executor._kept.retaining())
+            await stack.enter_async_context(executor._capabilities.kept_fresh())
             if config.network.pool:
                 await executor._networks.open()
             yield executor
+
+    def network_pool(self) -> PoolMetrics | None:
+        """What became of networks that were made ahead of time; None while there are none."""
+        return self._networks.pool()
 
     async def recover(self) -> RecoveryReport:
         """Destroy what executors that are dead left in this state directory, and at every engine it was ever used with.
@@ -266,7 +283,7 @@ class Executor:
             if isinstance(error, OSError):
                 raise state_io(error) from error
             raise
-        execution = Execution(attempt)
+        execution = Execution(attempt, self._failures)
         self._running[attempt.sandbox] = execution
         return execution
 
@@ -330,8 +347,9 @@ class Executor:
         return list_sandboxes(self._services.paths.root)
 
     async def sandboxes(self) -> tuple[SandboxInfo, ...]:
-        """As `list_sandboxes`, without holding up the event loop."""
-        return await self._services.in_pool(self.list_sandboxes)
+        """As `list_sandboxes`, without holding up the event loop, and without the probes' own."""
+        found = await self._services.in_pool(self.list_sandboxes)
+        return tuple(info for info in found if info.name != PROBE_NAME)
 
     async def inspect_attempt(self, sandbox_id: str) -> tuple[LiveContainer, ...]:
         """The containers of an attempt of this executor at this moment, its job's first.

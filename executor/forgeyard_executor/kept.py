@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from shutil import disk_usage
 from typing import TYPE_CHECKING, Final
 
 from forgeyard_executor.images import Images
@@ -14,6 +15,7 @@ from forgeyard_model.config import ExecutorConfig, Retention
 
 if TYPE_CHECKING:
     from forgeyard_executor.caches import CacheStore
+    from forgeyard_executor.kept_failures import FailureKeeper
     from forgeyard_executor.retention import Keepers
 
 _SETTLED: Final = 5.0
@@ -40,6 +42,18 @@ class Kept:
         from forgeyard_executor.caches import CacheStore
 
         return CacheStore.configured(self._paths.caches, self._config.caches, self._config.watermarks.refuse_below)
+
+    def failures(self) -> FailureKeeper | None:
+        """Keeps workspaces of failed attempts; None where the operator has none kept."""
+        from forgeyard_executor.kept_failures import FailureKeeper
+
+        seconds, marks = self._config.serve.keep_failed, self._config.watermarks
+
+        def enough_room(size: int) -> bool:
+            room = disk_usage(self._paths.root)
+            return room.free - size >= marks.gc_below.of(room.total)
+
+        return None if seconds is None else FailureKeeper(self._paths.kept, seconds, enough_room)
 
     async def make_room(self) -> None:
         """Before a job: collect where space is short.

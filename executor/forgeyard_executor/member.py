@@ -14,6 +14,7 @@ from forgeyard_executor.attempt_caches import AttemptCaches
 from forgeyard_executor.disk import SampledDisk, WatchedDisk
 from forgeyard_executor.images import ReadyImage
 from forgeyard_executor.planning import UID_COUNT, Planned
+from forgeyard_executor.refusals import refuse_uncarried
 from forgeyard_executor.services import HostServices
 from forgeyard_executor.step_runner import StepRunner, write_scripts
 from forgeyard_host.cgroups import AttemptCgroup
@@ -219,7 +220,8 @@ class Member:
             hostname=self.blueprint.hostname,
             plumbed=self.blueprint.plumb is not None,
         )
-        self._held.bundle = compile_bundle(planned.plan, placement, machine=platform.machine())
+        self._held.bundle = bundle = compile_bundle(planned.plan, placement, machine=platform.machine())
+        refuse_uncarried(self._services.runtime, bundle)
 
     # ---- what there is
 

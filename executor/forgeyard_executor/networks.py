@@ -18,6 +18,7 @@ from forgeyard_runtimes.contract import NetworkJoin, NetworkShare
 
 if TYPE_CHECKING:
     from forgeyard_networks.manager import NetworkCapabilities, NetworkManager
+    from forgeyard_networks.pool import PoolMetrics
 
 CLAIMED: Final = frozenset({NetworkMode.FETCH_ONLY, NetworkMode.RESTRICTED, NetworkMode.ALLOW, NetworkMode.CONFLIST})
 """What is held to be possible before anybody looked: a network that can't be enforced is then refused as it is made."""
@@ -66,6 +67,10 @@ class Networks:
                 await manager.open()
                 self._opened = True
             return manager
+
+    def pool(self) -> PoolMetrics | None:
+        """What became of networks that were made ahead of time; None while there are none."""
+        return self._manager.metrics() if self._manager is not None and self._opened else None
 
     def refuse(self, request: ExecutionRequest) -> None:
         """Refuse a network that no host could make, before anything of it is made.

@@ -77,15 +77,17 @@ async def recover_all(services: HostServices, networks: Networks, *, everywhere:
     :param everywhere: ask every engine on record; else the others only if somebody died, for they may be slow or gone.
     """
     paths = services.paths
-    everywhere = everywhere or await services.in_pool(lambda: has_orphans(paths))
+    everywhere = everywhere or await services.in_pool(lambda: owes_engines(paths))
     engines = await sweep_engines(services.runtime, paths, everywhere=everywhere)
     report = await services.in_pool(lambda: recover(paths, services.host, services.cgroups, engines))
     errors = await networks.recover(report.running)
     return replace(report, errors=(*report.errors, *errors))
 
 
-def has_orphans(paths: StatePaths) -> bool:
-    """Whether an executor of this state directory died, or left something undone. Blocking."""
+def owes_engines(paths: StatePaths) -> bool:
+    """Whether there are engines on record, and an executor died or left something undone. Blocking."""
+    if not any(paths.engines.glob("*.json")):  # by far the most: nothing is to be looked through then
+        return False
     root = str(paths.root)
     locks = Path(root, "executors").glob("*.lock")
     return any(not is_locked(lock) for lock in locks) or any(not owner_alive(record) for record in scan(root))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 
-from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
+from forgeyard_model.plan import Bundle
 from forgeyard_model.request import ExecutionRequest
+from forgeyard_runtimes.contract import ContainerRuntime
 
 
 def prepare_timeout(request: ExecutionRequest, *, pulling: bool) -> ExecutorError:
@@ -30,3 +32,17 @@ def state_io(error: OSError) -> ExecutorError:
         details=str(error),
         resolution="free space in its file system, or name another with --state-dir",
     )
+
+
+def refuse_uncarried(runtime: ContainerRuntime, bundle: Bundle) -> None:
+    """Nothing of a bundle is dropped: what a runtime has no place for is refused while nothing is at it. May block.
+
+    :raises SandboxError: UNSUPPORTED_ISOLATION, naming the fields.
+    """
+    if fields := runtime.carries(bundle):
+        raise SandboxError(
+            SandboxErrorKind.UNSUPPORTED_ISOLATION,
+            "runtime_cannot_carry",
+            f"{runtime.name} can't carry {', '.join(fields)}",
+            resolution="use another runtime, such as --runtime runc, or ask for less",
+        )

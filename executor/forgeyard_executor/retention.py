@@ -1,4 +1,4 @@
-"""What is kept for later, and for how long: images, caches, the output of jobs that have ended.
+"""What is kept for later, and for how long: images, caches, workspaces of failed jobs, output of ended ones.
 
 Acted on when an executor opens, every hour while it is open, and by `forgeyard gc`.
 """
@@ -11,10 +11,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from forgeyard_executor.caches import CacheStore
+from forgeyard_executor.kept_failures import remove_oldest, sweep_kept
 from forgeyard_executor.pressure import Collector
 from forgeyard_executor.state import StatePaths
 from forgeyard_host.files import remove_tree
@@ -44,6 +46,7 @@ class Keepers:
         """For pressure.relieve: what is cheapest to get back comes first. A store that is not there is not made."""
         kinds = (
             Collector("outputs", self.paths.spools, lambda _: remove_outputs(self.paths, older_than=None)),
+            Collector("kept workspaces", self.paths.kept, lambda size: remove_oldest(self.paths.kept, size)),
             Collector("caches", self.paths.caches, lambda size: self.caches().prune(free_bytes=size)),
             Collector("images", self.paths.images, lambda size: self.prune_images(None, size)),
         )
@@ -66,6 +69,8 @@ def apply_retention(retention: Retention, keepers: Keepers) -> tuple[str, ...]:
         past_errors("images", lambda: keepers.prune_images(images, None))
     if keepers.paths.caches.exists():
         past_errors("caches", lambda: _caches(keepers.caches(), caches))
+    if keepers.paths.kept.exists():
+        past_errors("kept workspaces", lambda: sweep_kept(keepers.paths.kept, partial(_running, keepers.paths)))
     if outputs is not None:
         past_errors("outputs", lambda: remove_outputs(keepers.paths, older_than=time.time() - outputs))
     return tuple(errors)

@@ -67,6 +67,11 @@ class StatePaths:
         """Caches between jobs."""
         return self.root / "caches"
 
+    @property
+    def kept(self) -> Path:
+        """Workspaces of failed attempts."""
+        return self.root / "kept"
+
     def attempt(self, sandbox: SandboxId) -> Path:
         """Directory of one attempt."""
         return self.sandboxes / sandbox.value

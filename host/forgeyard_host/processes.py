@@ -56,12 +56,25 @@ def start_time(pid: int) -> int:
 
     :raises ProcessLookupError: when there is none.
     """
+    return _stat(pid, 22)
+
+
+def parent_of(pid: int) -> int:
+    """The parent of `pid`, as this process's pid namespace has it; 0 when that is outside.
+
+    :raises ProcessLookupError: when there is none.
+    """
+    return _stat(pid, 4)
+
+
+def _stat(pid: int, field: int) -> int:
+    """A number of proc_pid_stat(5), by its place there."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except FileNotFoundError as error:
         raise ProcessLookupError(3, "no such process", str(pid)) from error
-    # Field 22, counted behind the name, which may hold spaces and parentheses.
-    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+    # Counted behind the name, field 2, which may hold spaces and parentheses.
+    return int(stat[stat.rindex(b")") + 2 :].split()[field - 3])
 
 
 _own: dict[int, int] = {}

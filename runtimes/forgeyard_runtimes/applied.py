@@ -123,10 +123,12 @@ def _mounts(intended: Mapping[str, Any], seen: Mapping[str, Mounted]) -> Iterato
         elif point not in seen:
             yield _kernel_row(field, "not there", weaker=True)
         else:
-            kind, flags, _ = seen[point]
+            mounted = seen[point]
             options = mount.get("options") or ()
-            missing = [flag for flag in _FLAGS if not {flag, f"r{flag}"}.isdisjoint(options) and flag not in flags]
-            fine = f"{kind} {','.join(flag for flag in _FLAGS if flag in flags)}".rstrip()
+            missing = [
+                flag for flag in _FLAGS if not {flag, f"r{flag}"}.isdisjoint(options) and flag not in mounted.flags
+            ]
+            fine = f"{mounted.kind} {','.join(flag for flag in _FLAGS if flag in mounted.flags)}".rstrip()
             yield _kernel_row(field, f"{', '.join(missing)} not set" if missing else fine, weaker=bool(missing))
 
 

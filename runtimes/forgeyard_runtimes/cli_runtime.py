@@ -222,6 +222,10 @@ class CliRuntime:
     def _root(ref: ContainerRef) -> Path:
         return ref.directory / "runtime"
 
+    def exec_argv(self, ref: ContainerRef, process: Path, log: Path) -> tuple[str, ...]:
+        """The command that runs a compiled process.json in the container on the caller's own stdin and stdout."""
+        return (*self._argv(ref, "exec", "--process", str(process), log=log), ref.container_id)
+
     def _argv(self, ref: ContainerRef, *command: str, log: Path | None = None) -> tuple[str, ...]:
         path = str(log or ref.directory / "runtime.log")
         flags = tuple(path if flag == "{}" else flag for flag in self._traits.log)

@@ -14,11 +14,13 @@ class Mounted(NamedTuple):
 
     :param flags: its own, such as ``ro`` and ``nosuid``; not its file system's.
     :param device: ``MAJOR:MINOR`` of its file system.
+    :param spreads: ``shared``, ``master`` and the like: to and from which mounts what is mounted below goes.
     """
 
     kind: str
     flags: frozenset[str]
     device: str
+    spreads: frozenset[str]
 
 
 def parse_mountinfo(text: str) -> dict[str, Mounted]:
@@ -26,7 +28,8 @@ def parse_mountinfo(text: str) -> dict[str, Mounted]:
     found = {}
     for line in text.splitlines():
         fields = line.split(" ")
-        kind = fields[fields.index("-") + 1]
+        end = fields.index("-", 6)
         point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
-        found[point] = Mounted(kind, frozenset(fields[5].split(",")), fields[2])
+        spreads = frozenset(tag.partition(":")[0] for tag in fields[6:end])
+        found[point] = Mounted(fields[end + 1], frozenset(fields[5].split(",")), fields[2], spreads)
     return found

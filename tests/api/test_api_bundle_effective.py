@@ -113,7 +113,7 @@ def test_a_weakened_runtime_is_1(state_dir: Path, require_tool: Callable[[str], 
     here.mkdir()
     shutil.copy(runc, here / "real-runc")
     weak = WeakRuntime(here, str(here / "real-runc"))
-    weak.leave_out("capability")
+    weak.leave_out("capability_added")
     script = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "sh", str(weak.program), runc]
     command += [sys.executable, "-m", "forgeyard_api", "bundle", "diff", "--runtime", "runc"]
@@ -122,7 +122,7 @@ def test_a_weakened_runtime_is_1(state_dir: Path, require_tool: Callable[[str], 
     assert (done.returncode, done.stderr) == (1, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[1][:3] == ["weaker", "process.capabilities.bounding", "kernel"]
-    assert lines[2] == ["weaker", "process.capabilities.bounding", "spec", "CAP_NET_RAW", "not", "intended"]
+    assert lines[2] == ["weaker", "process.capabilities.bounding", "spec", "CAP_SYS_ADMIN", "not", "intended"]
     assert done.stdout.endswith(" applies less than the bundle says\n")
 
 

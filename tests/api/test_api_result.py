@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import pytest
 
-from forgeyard_api.result_file import check_target, error_json, read_result, result_json, write_result
+from forgeyard_api.result_file import check_target, error_json, write_result
 from forgeyard_api.summary import cure_of, summary_lines
 from forgeyard_model.errors import (
     ExecutorError,
@@ -41,6 +41,7 @@ from forgeyard_model.result import (
     ResourceUsage,
     StepResult,
 )
+from forgeyard_model.result_json import read_result, result_json
 
 START = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 KILLED = ProcessExit.from_wait_status(9)

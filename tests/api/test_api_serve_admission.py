@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -104,6 +103,12 @@ class Host(RuleBasedStateMachine):
         self.waiting.pop(key, None)
         self.restored.discard(key)
 
+    @rule(slots=st.integers(1, 5), cpus=st.sampled_from((1.0, 4.0, 8.0)), aging=st.sampled_from((0.0, 1.0, 60.0)))
+    def reload(self, slots: int, cpus: float, aging: float) -> None:
+        """Other bounds. What runs goes on; from here on nobody is let in beyond the new ones."""
+        self.capacity = room(slots=slots, cpus=cpus, aging=aging)
+        self.admission.resize(self.capacity)
+
     @rule(seconds=st.floats(0, 1000))
     def wait(self, seconds: float) -> None:
         """Time passes."""
@@ -128,6 +133,8 @@ class Host(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When all that run have ended, everybody who waits gets in, in turn: nobody starves."""
+        self.capacity = room()
+        self.admission.resize(self.capacity)
         for _ in range(len(self.waiting) + 1):
             for key in list(self.running):
                 self.admission.release(key)
@@ -160,25 +167,11 @@ class Host(RuleBasedStateMachine):
 
 
 TestHost = Host.TestCase
+TestHost.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 SMALL = ResourceReservation(0.5, GIB // 4)
 LARGE = ResourceReservation(4.0, 4 * GIB)
-
-
-def one_after_another(admission: Admission, clock: Clock, come: Callable[[int], Claim], rounds: int) -> list[str]:
-    """Let one come each second; what runs ends once the host is full. Everybody who was let in, in order."""
-    order: list[str] = []
-    running: list[str] = []
-    for number in range(rounds):
-        clock.now += 1.0
-        admission.enqueue(come(number))
-        admitted = [claim.key for claim in admission.admit()]
-        order += admitted
-        running += admitted
-        if not admitted:
-            admission.release(running.pop(0))
-    return order
 
 
 def test_a_large_attempt_is_not_passed_for_ever() -> None:
@@ -193,6 +186,7 @@ def test_a_large_attempt_is_not_passed_for_ever() -> None:
     assert [claim.key for claim in admission.admit()] == ["large"]
 
 
+@settings(max_examples=10)
 @given(urgency=st.integers(1, 10))
 def test_waiting_is_worth_priority(urgency: int) -> None:
     """An attempt of low priority runs although urgent ones never cease to come, and not before its time."""
@@ -272,3 +266,29 @@ def test_a_smaller_host_lets_run_what_runs() -> None:
         assert admission.admit() == ()
         admission.release(str(number))
     assert [claim.key for claim in admission.admit()] == ["next"]
+
+
+def test_what_can_never_run_any_more_holds_nobody_up() -> None:
+    """An attempt that a reload left no room for waits; those behind it do not wait for it."""
+    admission = Admission(room())
+    admission.enqueue(Claim("large", "blue", LARGE))
+    admission.resize(room(cpus=2.0))
+    admission.enqueue(Claim("small", "blue", SMALL))
+    assert [claim.key for claim in admission.admit()] == ["small"]
+    admission.release("small")
+    admission.resize(room())
+    assert [claim.key for claim in admission.admit()] == ["large"]
+
+
+def test_a_reload_of_aging_reorders_the_queue() -> None:
+    """Positions and order are of the new bounds at once."""
+    clock = Clock()
+    admission = Admission(room(aging=1.0), clock=clock)
+    admission.enqueue(Claim("old", "blue", SMALL))
+    clock.now += 10.0
+    admission.enqueue(Claim("urgent", "blue", SMALL, 5))
+    assert [admission.position(key) for key in ("old", "urgent")] == [1, 2]
+    admission.resize(room(aging=60.0))
+    assert [admission.position(key) for key in ("old", "urgent")] == [2, 1]
+    admission.release("urgent")
+    assert [admission.position(key) for key in ("old", "urgent")] == [1, 0]

@@ -99,7 +99,7 @@ def test_the_server_behind_is_reached_through_the_socket_alone(tmp_path: Path) -
     """Whoever comes to gRPC's own socket by another way is nobody."""
 
     async def body() -> None:
-        async with Peers.open(tmp_path / "x.sock", BOTH) as peers:
+        async with Peers.open(tmp_path / "run" / "x.sock", BOTH) as peers:
             inner = Path(peers.target.removeprefix("unix:"))
             assert stat.S_IMODE(inner.parent.stat().st_mode) == 0o700
 
@@ -113,7 +113,7 @@ def test_the_server_behind_is_reached_through_the_socket_alone(tmp_path: Path) -
                 peers.caller_of(Context())
             assert caught.value.reason == "not_allowed"
         assert not inner.parent.exists()
-        assert not (tmp_path / "x.sock").exists()
+        assert not (tmp_path / "run" / "x.sock").exists()
 
     within(body())
 
@@ -143,6 +143,23 @@ def test_a_path_that_can_not_be_used_is_named(tmp_path: Path) -> None:
         with pytest.raises(ExecutorError, match=r"file/x\.sock.*serve\.socket"):
             async with Peers.open(tmp_path / "file" / "x.sock", BOTH):
                 pass
+
+    within(body())
+
+
+def test_a_directory_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    """It may be everybody's; one that callers can't pass through is named, with the cure."""
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+
+    async def body() -> None:
+        with pytest.raises(ExecutorError, match=r"can pass through .*/run.*chmod o\+x"):
+            async with Peers.open(run / "x.sock", BOTH):
+                pass
+        run.chmod(0o755)
+        async with Peers.open(run / "x.sock", BOTH):
+            assert stat.S_IMODE(run.stat().st_mode) == 0o755
+        assert list(run.iterdir()) == []
 
     within(body())
 

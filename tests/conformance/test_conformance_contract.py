@@ -34,7 +34,7 @@ def adapter(request: pytest.FixtureRequest) -> Iterator[Adapter]:
 # --- the life of a container ---------------------------------------------------------------------------------------
 
 
-@on(STEPS)
+@on(STEPS, pretended=True)
 def test_life_of_a_container(adapter: Adapter) -> None:
     """Absent, made, running, dead, forgotten: each state is told as such, and forgetting twice is no error."""
 
@@ -63,7 +63,7 @@ def test_life_of_a_container(adapter: Adapter) -> None:
 
 
 async def _known_dead(made: Box) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await made.runtime.state(made.ref)).status not in (ContainerStatus.STOPPED, ContainerStatus.ABSENT):
             # An engine hears of a death from its monitor, some time after we do.
             await asyncio.sleep(0.02)
@@ -118,13 +118,13 @@ def test_kill_takes_everything_along(adapter: Adapter) -> None:
 
 async def _emptied(made: Box, *, at_once: bool) -> None:
     """Nothing is left in the group: a pid namespace goes with its first process, a kernel's helpers soon after it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not at_once and not made.group.empty("job"):
             await asyncio.sleep(0.02)  # each of several processes has to see it, and nothing announces the last
     assert made.group.empty("job")
 
 
-@on(STEPS)
+@on(STEPS, pretended=True)
 def test_kill_of_a_dead_container(adapter: Adapter) -> None:
     """Killing what is dead is what was wanted."""
 
@@ -135,7 +135,7 @@ def test_kill_of_a_dead_container(adapter: Adapter) -> None:
     adapter.apart(body)
 
 
-@on(STEPS)
+@on(STEPS, pretended=True)
 def test_failed_start_leaves_nothing(adapter: Adapter) -> None:
     """A bundle that can't be started is a typed error, at create or start, and nothing is left at the runtime."""
 
@@ -169,7 +169,7 @@ def test_two_containers_at_once(adapter: Adapter) -> None:
     adapter.run(main)
 
 
-@on(STEPS)
+@on(STEPS, pretended=True)
 def test_unknown_container(adapter: Adapter) -> None:
     """A container that was never there is absent, and forgetting it is no error."""
 

@@ -57,7 +57,7 @@ def test_exec_that_cannot_run(adapter: Adapter) -> None:
             await made.runtime.exec(made.ref, made.process("/nosuch"), deadline=30)
         assert caught.value.kind is ExecutorErrorKind.SPAWN_FAILED
         with pytest.raises(ExecutorError) as caught:
-            await made.runtime.exec(made.ref, made.process("/bin/sleep", "1000"), deadline=1)
+            await made.runtime.exec(made.ref, made.process("/bin/sleep", "1000"), deadline=3)
         assert caught.value.kind is ExecutorErrorKind.TIMEOUT
 
     adapter.inside(body)

@@ -17,10 +17,10 @@ from small_images import image as make_image
 from waiting_jobs import waiting
 
 from forgeyard_executor import Executor, InvalidRequest, Job, Limits, Outcome, Step
+from forgeyard_host.processes import parent_of
 from forgeyard_model.errors import ExecutorError
 from forgeyard_model.result import EndCause
 from forgeyard_runtimes.cells import Behaviour
-from forgeyard_runtimes.containerd.effective import parent_of
 from forgeyard_runtimes.contract import ContainerRuntime, ContainerStatus
 
 pytestmark = pytest.mark.kernel

@@ -18,7 +18,7 @@ from adapters import DAEMON_FIXTURES, parameter
 from jobs import sh
 from killed import undone
 
-from forgeyard_executor import Executor, ExecutorConfig, ExecutorError, ForgeyardError, Job, Network, Outcome
+from forgeyard_executor import Executor, ExecutorConfig, ExecutorError, ForgeyardError, Job, Limits, Network, Outcome
 from forgeyard_model.policy import CapabilityGrant, IsolationLevel, NetworkDestination
 from forgeyard_model.profile import ExecutionProfile
 from forgeyard_model.services import HealthCheck, HttpProbe, ServiceSpec
@@ -188,6 +188,20 @@ def test_root_is_refused_on_docker(adapter: Jobs, busybox_image: str) -> None:
     ):
         with pytest.raises(ForgeyardError, match=words):
             adapter.run(job)
+
+
+@ON_DOCKER
+def test_what_is_not_carried_is_refused_as_it_is_prepared(adapter: Jobs) -> None:
+    """By the field's name, before anything of it is at the daemon; nothing of the attempt stays."""
+
+    async def body(executor: Executor) -> None:
+        job = Job(rootfs="host", steps=(sh("true"),), limits=Limits(memory="5MiB"))
+        with pytest.raises(ExecutorError, match=r"can't carry linux\.resources\.memory\.limit") as caught:
+            await executor.prepare_job(adapter.fitted(job))
+        assert caught.value.reason == "runtime_cannot_carry"
+        assert executor.list_sandboxes() == ()
+
+    adapter.drive(body)
 
 
 @ON_CONTAINERD

@@ -21,8 +21,7 @@ import pytest
 from adapters import DAEMON_FIXTURES, parameter
 from daemon_remains import remove_groups
 from jobs import sh
-from weak_daemons import Weakener
-from weakened import weak_daemon
+from weakened import WeakRuntime, weak_daemon
 from weakenings import ELSEWHERE, WEAKENINGS
 
 from forgeyard_executor import Executor, ExecutorConfig, ExecutorError, Job, Outcome
@@ -258,13 +257,13 @@ CASES = [(name, kind) for name in DAEMON_FIXTURES for kind in FIELDS if (name, k
 
 @dataclass(frozen=True, slots=True)
 class Weak:
-    """A daemon with a weakener, and what an executor needs to use it.
+    """A daemon with a runtime that can be told to do less, and what an executor needs to use it.
 
     :param mark: a directory that jobs see as /mark.
     """
 
     name: str
-    weakener: Weakener
+    runtime: WeakRuntime
     config: ExecutorConfig
     state: Path
     mark: Path
@@ -283,18 +282,20 @@ def start_weak(name: str, shared: Path, stack: ExitStack) -> Weak:
     stack.callback(shutil.rmtree, here)
     stack.callback(remove_groups, ELSEWHERE)
     here.chmod(0o711)
-    mark, state, weakener = here / "mark", here / "state", Weakener(here / "runtime")
+    mark, state, directory = here / "mark", here / "state", here / "runtime"
+    directory.mkdir()
+    runtime = WeakRuntime(directory)
     mark.mkdir()
     mark.chmod(0o777)
     HostRootfs(shared / "rootfs").plan()
     shutil.copytree(shared / "rootfs", state / "rootfs", symlinks=True)
-    daemon = stack.enter_context(weak_daemon(name, weakener))
+    daemon = stack.enter_context(weak_daemon(name, runtime))
     config = ExecutorConfig(
         endpoints=Endpoints(**{name: daemon.address}),
         user_namespace=Need.PREFERRED if name == "docker" else Need.REQUIRED,
         approved_host_paths=(ApprovedHostPath(str(mark), "/mark", read_only=False),),
     )
-    return Weak(name, weakener, config, state, mark)
+    return Weak(name, runtime, config, state, mark)
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +331,7 @@ def test_a_daemon_that_is_weaker_than_its_bundle(weak: Weak, kind: str, caplog: 
     """An infrastructure failure that names the field, and an audit event; no byte of the job ran, nothing is left."""
     reason, words = FIELDS[kind]
     with (
-        weak.weakener.weakening(kind),
+        weak.runtime.weakening(kind),
         caplog.at_level(logging.ERROR, "forgeyard.audit"),
         pytest.raises(ExecutorError) as caught,
     ):

@@ -7,7 +7,6 @@ import contextlib
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,9 +71,8 @@ def test_pulls_do_not_hold_up_other_jobs(
             image = await start(executor, Job(image=busybox_image, steps=(sh("true"),)))
             for pull in pulls:
                 pull.cancel()
-            clock = time.monotonic()
-            ended = await asyncio.gather(*pulls, return_exceptions=True)
-            assert time.monotonic() - clock < 10
+            async with asyncio.timeout(60):  # a pull by itself has much longer
+                ended = await asyncio.gather(*pulls, return_exceptions=True)
             return process, image, ended
 
     process, image, ended = asyncio.run(main())

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
 from forgeyard_host.processes import (
     boot_id,
     own_start_time,
+    parent_of,
     pidfd_open,
     process_facts,
     send_signal,
@@ -65,6 +67,18 @@ def test_facts_of_the_dead() -> None:
             process_facts(process.pid)
         with pytest.raises(ProcessLookupError):
             start_time(process.pid)
+
+
+def test_parents(tmp_path: Path) -> None:
+    """Whatever a process calls itself, its parent is read; a process that is gone has none."""
+    program = tmp_path / "x) R 1 (y"
+    program.symlink_to("/bin/cat")
+    with subprocess.Popen([program], stdin=subprocess.PIPE) as process:
+        assert parent_of(process.pid) == os.getpid()
+        process.kill()
+        process.wait()
+        with pytest.raises(ProcessLookupError):
+            parent_of(process.pid)
 
 
 def test_signals_through_a_pidfd() -> None:

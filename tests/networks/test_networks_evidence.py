@@ -153,7 +153,7 @@ def test_the_command_prints_the_policy_of_a_result(tmp_path: Path, capsys: pytes
     """From the file that --result wrote; a file that is none is refused with the cure."""
     from forgeyard_api.main import UnusableInput
     from forgeyard_api.policy_commands import from_audit
-    from forgeyard_api.result_file import result_json
+    from forgeyard_model.result_json import result_json
 
     path = tmp_path / "result.json"
     path.write_bytes(result_json(result_with(evidence(row(SERVER, 443, "tcp", "a.example")))))

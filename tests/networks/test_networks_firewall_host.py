@@ -226,6 +226,17 @@ def test_a_packet_that_is_lost_is_no_drop(ground: Playground) -> None:
     firewall.release()
 
 
+def test_a_connection_whose_last_packet_is_lost(ground: Playground) -> None:
+    """To the member it is answered, and it never arrives outside: no answer, and no error of the probe's own."""
+    firewall = ground.firewall("nft alone")
+    firewall.acquire()
+    last = "tcp flags & (syn | ack) == ack drop"
+    ground.run("nft", "-f", "-", text=f"table inet theirs {{\nchain f {{\n{HOOK}\n{last}\n}}\n}}\n")
+    report = forwarding_probe(HUB, ground.peers.blocks, ns_fd=ground.peers.host.fd, timeout=0.5)
+    assert (report.passes, report.details) == (False, "no answer within 0.5 s")
+    firewall.release()
+
+
 def test_forwarding_is_on_where_routes_lead_and_put_back_after_the_last(ground: Playground) -> None:
     """Only interfaces with routes forward, the host's own switch stays as it is, and the end is as the beginning."""
     ground.run("ip", "link", "add", "idle0", "type", "veth", "peer", "name", "idle1")

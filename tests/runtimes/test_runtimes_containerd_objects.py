@@ -109,7 +109,9 @@ def test_two_jobs_may_bring_the_same_image(daemon: Containerd, image: tuple[Path
         async with runtime_at(daemon) as runtime:
             images = ContainerdImages(runtime.client, settings_for(daemon))
             names = [f"sandbox-{number}" for number in range(4)]
-            plans = await asyncio.gather(*(images.unpacked(replace(ROOTFS, identity=manifest), name, layout) for name in names))
+            plans = await asyncio.gather(
+                *(images.unpacked(replace(ROOTFS, identity=manifest), name, layout) for name in names)
+            )
             assert len({plan.lowers for plan in plans}) == 1
             for name in names:
                 await images.release(name)

@@ -152,15 +152,15 @@ def test_mount_flags_are_the_kernels() -> None:
         {"destination": "/with blank", "type": "bind", "source": "/b", "options": ["rbind"]},
         {"destination": "/absent", "type": "bind", "source": "/x", "options": ["rbind", "ro"]},
     ]
-    found = {mount["destination"]: mount["options"] for mount in with_kernel_flags(mounts, MOUNTINFO)}
+    found = {mount["destination"]: mount["options"] for mount in with_kernel_flags(mounts, parse_mountinfo(MOUNTINFO))}
     assert found["/data"] == ["rbind", "nosuid"]
     assert found["/with blank"] == ["rbind", "ro", "nosuid", "nodev"]
     assert found["/absent"] == ["rbind"]
     assert found.keys() - {mount["destination"] for mount in mounts} == {"/more"}
     assert parse_mountinfo(MOUNTINFO)["/more"][:2] == ("ext4", frozenset({"rw"}))
-    assert root_propagation(MOUNTINFO) == "rslave"
-    assert root_propagation(MOUNTINFO.replace("master:3", "shared:3")) == "rshared"
-    assert root_propagation(MOUNTINFO.replace(" master:3", "")) == "rprivate"
+    assert root_propagation(parse_mountinfo(MOUNTINFO)) == "rslave"
+    assert root_propagation(parse_mountinfo(MOUNTINFO.replace("master:3", "shared:3"))) == "rshared"
+    assert root_propagation(parse_mountinfo(MOUNTINFO.replace(" master:3", ""))) == "rprivate"
 
 
 def test_all_of_sysfs_is_hidden_but_two_places(tmp_path: Path) -> None:

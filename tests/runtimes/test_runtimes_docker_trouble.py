@@ -35,11 +35,11 @@ def own() -> Iterator[Dockerd]:
         yield daemon
 
 
-def with_job(daemon: Dockerd, state: Path, body: Callable[[DockerJob], Awaitable[None]], **more: float) -> None:
+def with_job(daemon: Dockerd, state: Path, body: Callable[[DockerJob], Awaitable[None]]) -> None:
     """Run `body` beside a container whose gate is open."""
 
     async def main() -> None:
-        runtime = await DockerRuntime.find(settings(daemon, state, **more))
+        runtime = await DockerRuntime.find(settings(daemon, state))
         try:
             async with docker_job(runtime, state) as made:
                 await made.open_gate()
@@ -144,7 +144,7 @@ def test_a_killed_daemon_ends_no_step(own: Dockerd, shared_state: Path) -> None:
         end, said = await made.sh("echo on; exit 3")
         assert isinstance(end, Exited)
         assert (end.status, said) == (3 << 8, "on\n")
-        for question in (made.runtime.state(made.ref), made.runtime.exec(made.ref, process(made), deadline=5)):
+        for question in (made.runtime.state(made.ref), made.runtime.exec(made.ref, process(made), deadline=60)):
             with pytest.raises(ExecutorError) as caught:
                 await question
             assert caught.value.kind is ExecutorErrorKind.LOST

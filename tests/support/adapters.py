@@ -95,10 +95,15 @@ class Adapter:
             await box.close()
 
 
-def on(*behaviours: Behaviour, names: tuple[str, ...] = RUNTIMES) -> pytest.MarkDecorator:
-    """Parametrise a test over the adapters on which all of `behaviours` apply, by the table of cells."""
+def on(*behaviours: Behaviour, names: tuple[str, ...] = RUNTIMES, pretended: bool = False) -> pytest.MarkDecorator:
+    """Parametrise a test over the adapters on which all of `behaviours` apply, by the table of cells.
+
+    :param pretended: and over the testkit's runtime, for what needs no inside of a container.
+    """
     able = [name for name in names if _has_host(name) and not any(exception(name, each) for each in behaviours)]
-    return pytest.mark.parametrize("adapter", list(map(parameter, able)), indirect=True)
+    return pytest.mark.parametrize(
+        "adapter", list(map(parameter, (*able, *(("fake",) if pretended else ())))), indirect=True
+    )
 
 
 def _has_host(name: str) -> bool:
@@ -117,6 +122,13 @@ def parameter(name: str) -> Any:
 def adapter_of(request: pytest.FixtureRequest) -> Iterator[Adapter]:
     """For the `adapter` fixture of a test module: the adapter that the parameter names, its daemon running."""
     name: str = request.param
+    if name == "fake":
+        from fake_box import FakeAdapter
+
+        pretended = FakeAdapter()
+        yield pretended
+        pretended.close()
+        return
     fixture = DAEMON_FIXTURES.get(name)
     program = None
     if name in CONTRACT_ONLY:

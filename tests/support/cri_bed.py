@@ -80,9 +80,9 @@ class Endpoint:
             stderr=asyncio.subprocess.PIPE,
         )
 
-    async def json(self, *arguments: str) -> Any:
+    async def json(self, *arguments: str) -> Any:  # flags go before ids
         """What crictl prints as JSON."""
-        return json.loads((await self.crictl(*arguments, "-o", "json")).out)
+        return json.loads((await self.crictl(arguments[0], "-o", "json", *arguments[1:])).out)
 
 
 SERVICES = ("RuntimeService", "ImageService")
@@ -94,6 +94,7 @@ async def cri_over(
 ) -> AsyncIterator[Endpoint]:
     """An endpoint over `table`, whose logs and images are below `state`."""
     folder = Path(tempfile.mkdtemp(prefix="fy-cri-"))
+    folder.chmod(0o711)  # a socket for others than root has to be reachable for them
     try:
         socket = folder / "cri.sock"
         config = ExecutorConfig(state_dir=str(state), serve=ServeConfig(cri_socket=str(socket), **serve))

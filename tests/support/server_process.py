@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from adapter_jobs import ADDRESS_VARIABLES
+from daemon_remains import mounts_below, processes_of
 from jobs import collect
 
 from forgeyard_api.client import RemoteExecutor
@@ -118,8 +119,12 @@ class ServerProcess:
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """Send it a signal that ends it, and wait for that."""
+        os.kill(self.pid, number)
+        self.ended()
+
+    def ended(self) -> None:
+        """Wait for that."""
         assert self.process is not None
-        self.process.send_signal(number)
         self.process.wait(END_SECONDS)
 
     def said(self) -> str:
@@ -156,10 +161,12 @@ class ServerProcess:
         assert not [worry for worry in _WORRIES if worry in said], said[-8000:]
 
     def assert_nothing_left(self) -> None:
-        """No attempt, no keeper and none of their directories. For when it has ended and they have."""
+        """No attempt, no keeper and none of their directories. For when it has ended, and they have or are about to."""
         self.until(lambda: not self.keeper_directories(), "the end of keepers")
-        assert not list((self.state / "attempts").glob("*")), "attempts' directories"
-        assert not list((self.state / "ledger").glob("*")), "ledgers"
+        left = [path for place in ("sandboxes", "ledger", "spool/*") for path in self.state.glob(f"{place}/*")]
+        assert not left, left
+        self.until(lambda: not list(processes_of(self.state)), "the end of processes")
+        assert not mounts_below(self.state)
 
     def keeper_directories(self) -> list[Path]:
         """Of keepers, dead or alive."""

@@ -105,7 +105,7 @@ class Sandbox:
         )
         self.run(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
-            await self.channel.hello(timeout=5)
+            await self.channel.hello(timeout=60)
         except ExecutorError as error:
             self.runc.kill()
             said = self.runc.communicate()[0]

@@ -1,76 +1,78 @@
-"""An OCI runtime that applies less than it was told, for daemons that are weakened on purpose."""
+"""Daemons whose OCI runtime can be told, before each container, in which of `weakenings` it does less than its bundle.
+
+What is weakened next stands in a file beside the runtime, so that one daemon serves many tests.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from daemons import Containerd, Dockerd, PodmanService
+from daemons import SBIN, Containerd, Dockerd, PodmanService
 
-# Stands in for runc: edits the bundle as the file `what` beside it says, and runs the real one.
+# Stands in for runc: edits config.json before the container is made, and runs the real one.
 _PROGRAM: Final = """#!{python} -IS
 import json, os, sys
-with open({what!r}) as file:
-    what = file.read()
-if what and "--bundle" in sys.argv:
-    path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+
+sys.path.insert(0, {support!r})
+from weakenings import WEAKENINGS
+
+there, real = {directory!r}, {real!r}
+words = sys.argv[1:]
+with open(there + "/kind") as file:
+    kind = file.read()
+if kind and "--bundle" in words:
+    path = words[words.index("--bundle") + 1] + "/config.json"
     with open(path) as file:
         spec = json.load(file)
-    process, linux = spec["process"], spec["linux"]
-    if what == "capability":
-        process.setdefault("capabilities", {{}}).setdefault("bounding", []).append("CAP_NET_RAW")
-    elif what == "no_new_privs":
-        process["noNewPrivileges"] = False
-    elif what == "seccomp":
-        del linux["seccomp"]
-    elif what == "memory":
-        del linux["resources"]["memory"]
-    elif what == "namespace":
-        linux["namespaces"] = [entry for entry in linux["namespaces"] if entry["type"] != "cgroup"]
-    elif what == "mask":
-        linux["maskedPaths"] = []
-    elif what == "mount":
-        for mount in spec["mounts"]:
-            if mount["destination"] == "/etc/hosts":
-                mount["options"] = [option for option in mount["options"] if option not in ("ro", "rro")]
-    elif what == "added_mount":
-        more = {{"destination": "/dev/extra", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]}}
-        spec["mounts"].append(more)
-    else:
-        sys.exit("no such weakness: " + what)
+    WEAKENINGS[kind](spec)
     with open(path, "w") as file:
         json.dump(spec, file)
-os.execv({real!r}, [{real!r}, *sys.argv[1:]])
+    with open(there + "/applied", "w") as file:
+        file.write(kind)
+os.execv(real, [real, *words])
 """
-
-WEAKNESSES: Final = {
-    "capability": {("process.capabilities.bounding", "spec"), ("process.capabilities.bounding", "kernel")},
-    "no_new_privs": {("process.noNewPrivileges", "spec"), ("process.noNewPrivileges", "kernel")},
-    "seccomp": {("linux.seccomp", "spec"), ("linux.seccomp", "kernel")},
-    "memory": {("linux.resources.memory.limit", "spec"), ("linux.resources.memory.limit", "kernel")},
-    "namespace": {("linux.namespaces.cgroup", "spec"), ("linux.namespaces.cgroup", "kernel")},
-    "mask": {("linux.maskedPaths", "spec")},
-    "mount": {("mounts./etc/hosts.ro", "spec"), ("mounts./etc/hosts", "kernel")},
-    "added_mount": {("mounts./dev/extra", "spec")},
-}
-"""What can be left out, and the rows that have to tell of it: field, and by whom."""
 
 
 class WeakRuntime:
-    """The program, in a directory of its own that goes first in a PATH. `leave_out` chooses; empty is nothing."""
+    """The program, in `directory`, which goes first in a PATH. It does as it is told until `leave_out`.
 
-    def __init__(self, directory: Path, real: str) -> None:
+    :param real: what it runs; this machine's runc by default.
+    """
+
+    def __init__(self, directory: Path, real: str = "") -> None:
+        self._directory = directory
         self.program = directory / "runc"
-        self._what = directory / "what"
         self.leave_out("")
-        self.program.write_text(_PROGRAM.format(python=sys.executable, real=real, what=str(self._what)))
+        real = real or shutil.which("runc", path=os.environ.get("PATH", "") + SBIN) or ""
+        support = str(Path(__file__).parent)
+        self.program.write_text(
+            _PROGRAM.format(python=sys.executable, support=support, directory=str(directory), real=real)
+        )
         self.program.chmod(0o755)
 
     def leave_out(self, what: str) -> None:
-        """From the next container on."""
-        self._what.write_text(what)
+        """From the next container on: one of `weakenings.WEAKENINGS`, or nothing."""
+        new = self._directory / "kind.new"
+        new.write_text(what)
+        new.replace(self._directory / "kind")
+
+    @contextmanager
+    def weakening(self, kind: str) -> Iterator[None]:
+        """Containers that are made within the block are weakened, and one of them has to be made."""
+        applied = self._directory / "applied"
+        applied.unlink(missing_ok=True)
+        self.leave_out(kind)
+        try:
+            yield
+        finally:
+            self.leave_out("")
+        assert applied.read_text() == kind
 
     def first(self, environment: dict[str, str]) -> dict[str, str]:
         """`environment` with the program's directory first in PATH."""

@@ -118,6 +118,8 @@ class RemoteExecutor:
         """
         if images.lock is not None or images.frozen:
             raise InvalidRequest("lock", images.lock, "a lock is read by the caller: pin the images before")
+        if deadline is not None and deadline.utcoffset() is None:  # the wire has no other times than UTC's
+            raise InvalidRequest("deadline", deadline, "give it a time zone, such as datetime.UTC")
         wanted = Wanted(
             attempt_id=attempt_id or f"local-{SandboxId.mint()}",
             job=job,

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -84,7 +84,8 @@ async def keep(task: Task) -> None:
     config = task.config()
     async with AsyncExitStack() as stack:
         stack.enter_context(auditing(config.serve.audit, gate_only=True))
-        executor = await stack.enter_async_context(Executor.open(task.state_dir, runtime=task.runtime, config=config))
+        opened = Executor.open(task.state_dir, runtime=task.runtime, config=config, keep_failed=True)
+        executor = await stack.enter_async_context(opened)
         admission = Admission(Capacity(slots=1_000_000, queue=1_000_000))
         rows, executors = MemoryRows(), {task.runtime: executor}
         table = AttemptTable(rows, executors, admission, lambda _: _NOTHING, result_ttl=FORGETFUL)
@@ -93,7 +94,7 @@ async def keep(task: Task) -> None:
         idle = await stack.enter_async_context(_served(table, task.place))
         own, left = version("forgeyard-executor"), executor.recovered.errors
         task.place.announce(About(os.getpid(), task.runtime, own, config_digest(config), left))
-        await _until_unneeded(table, stop, task, idle)
+        await _until_unneeded(table, stop, task, idle, executor)
         if stop.is_set():
             await table.stop_all(CancellationReason.SHUTDOWN, kill=True)
             await table.until_idle()
@@ -143,10 +144,14 @@ async def _served(table: AttemptTable, place: Place) -> AsyncIterator[_Idle]:
         await server.stop(grace=1.0)
 
 
-async def _until_unneeded(table: AttemptTable, stop: asyncio.Event, task: Task, idle: _Idle) -> None:
+async def _until_unneeded(
+    table: AttemptTable, stop: asyncio.Event, task: Task, idle: _Idle, executor: Executor
+) -> None:
     """A server that is there listens to events; one that is not may come back for what it left."""
     while not stop.is_set():
         task.place.bound_log()
+        if (pool := executor.network_pool()) is not None:
+            task.place.tell_pool(asdict(pool))
         empty = not table.list(_ANYBODY)
         if empty and table.draining:
             return

@@ -34,11 +34,27 @@ class KeeperLink:
         self.executor = _KeeperExecutor(self.calls)
         self._gone = asyncio.Event()
         self._told = asyncio.Event()
+        self._answered = asyncio.Event()
         self._left = ""
+
+    @property
+    def pid(self) -> int:
+        """Of the keeper."""
+        return self.process.about.pid
+
+    def answers(self) -> None:
+        """It knows that it has a server, and what it is for."""
+        self._answered.set()
+
+    async def settled(self) -> bool:
+        """Wait until it answers; False when it dies before."""
+        await self._answered.wait()
+        return not self._gone.is_set()
 
     def is_gone(self) -> None:
         """It is dead."""
         self._gone.set()
+        self._answered.set()
 
     def was_lost(self, left: str = "what was left of it has been destroyed") -> None:
         """Its attempts may be reported lost.
@@ -58,6 +74,15 @@ class KeeperLink:
             async with asyncio.timeout(_PAUSE):
                 await self._gone.wait()
         except TimeoutError:
+            return
+        await self.refuse_if_gone()
+
+    async def refuse_if_gone(self) -> None:
+        """Nothing can be asked of a keeper that is dead.
+
+        :raises ExecutorError: as `or_lost`.
+        """
+        if not self._gone.is_set():
             return
         await self._told.wait()
         raise ExecutorError(
@@ -91,9 +116,10 @@ class _KeeperCalls(Calls):
             except ExecutorError as error:
                 if not away(error) and error.reason != "call_deadline":
                     raise
-                log.warning("the keeper %d is asked again: %s", self._link.process.about.pid, error)
+                log.warning("the keeper %d is asked again: %s", self._link.pid, error)
 
     async def once(self, name: str, request: Any, *, seconds: float, service: str = "Executor") -> Any:
+        await self._link.refuse_if_gone()
         try:
             return await super().once(name, request, seconds=seconds, service=service)
         except ExecutorError as error:
@@ -102,6 +128,7 @@ class _KeeperCalls(Calls):
             raise
 
     async def stream(self, name: str, request: Any, *, service: str = "Executor") -> AsyncGenerator[Any, None]:
+        await self._link.refuse_if_gone()
         try:
             async with aclosing(super().stream(name, request, service=service)) as answers:
                 async for answer in answers:
@@ -126,6 +153,6 @@ class _KeeperExecutor(RemoteExecutor):
         answer = await self._calls.call("ListSandboxes", wire.ListSandboxesRequest())
         return frozenset(attempt.attempt_id for attempt in answer.attempts)
 
-    async def retire(self) -> None:
-        """Have it take no more attempts, and end once it has none."""
-        await self._calls.call("Drain", wire.DrainRequest(drain=True))
+    async def retire(self, *, retired: bool) -> None:
+        """Have it take no more attempts, and end once it has none; or take them again."""
+        await self._calls.once("Drain", wire.DrainRequest(drain=retired), seconds=CALL_SECONDS)

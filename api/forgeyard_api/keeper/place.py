@@ -13,6 +13,8 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -25,6 +27,7 @@ from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 LOCK, ABOUT, SOCKET, LOG, OLD_LOG = "lock", "keeper.json", "sock", "log", "log.1"
 LOG_BYTES: Final = 512 << 10
 """Of a log; with the one before it a keeper has at most twice that, and what it says within a second."""
+POOL: Final = "pool.json"
 _MAX_SOCKET_PATH: Final = 107
 """Of sun_path, less its end (unix(7))."""
 
@@ -64,13 +67,14 @@ class Place:
                 f"{directory / SOCKET} is too long for the name of a socket",
                 resolution="name a shorter path with serve.socket: keepers are beside it",
             )
-        directory.mkdir(mode=0o700, parents=True)
+        directory.parent.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700)
         return cls(directory)
 
     @classmethod
     def all(cls, run_dir: Path, state_dir: str) -> tuple[Place, ...]:
         """Those of the keepers of `state_dir`, oldest first, whether they live or not."""
-        found = [(entry.stat().st_mtime_ns, entry) for entry in (run_dir / "keepers").glob(f"{_mark(state_dir)}-*")]
+        found = [(_made(entry), entry) for entry in (run_dir / "keepers").glob(f"{_mark(state_dir)}-*")]
         return tuple(cls(directory) for _, directory in sorted(found))
 
     @property
@@ -96,6 +100,20 @@ class Place:
         new.write_text(json.dumps(asdict(about)))
         new.rename(self.directory / ABOUT)
 
+    def tell_pool(self, counts: Mapping[str, int]) -> None:
+        """Say how the pool of networks does, for the server's metrics."""
+        new = self.directory / f"{POOL}.new"
+        new.write_text(json.dumps(dict(counts)))
+        new.rename(self.directory / POOL)
+
+    def pool(self) -> Mapping[str, int]:
+        """What it said last of its pool of networks; nothing where it has none."""
+        try:
+            found: Mapping[str, int] = json.loads((self.directory / POOL).read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found
+
     def last_words(self, lines: int = 1) -> str:
         """The end of its log."""
         try:
@@ -115,6 +133,13 @@ class Place:
     def remove(self) -> None:
         """Remove it. Repeating it is no error."""
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _made(directory: Path) -> int:
+    """When its lock was made; 0 for one that never came to that, or has just been removed."""
+    with suppress(FileNotFoundError):
+        return (directory / LOCK).stat().st_ctime_ns
+    return 0
 
 
 def _mark(state_dir: str) -> str:

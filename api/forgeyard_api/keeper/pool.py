@@ -10,12 +10,12 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from forgeyard_api.keeper.kept import KeptExecutor
-from forgeyard_api.keeper.link import KeeperLink
+from forgeyard_api.keeper.link import LOST, KeeperLink
 from forgeyard_api.keeper.place import config_digest
 from forgeyard_api.keeper.process import KeeperProcess, Wish, find, reap, recover, start
 from forgeyard_api.wire.messages import executor as wire
 from forgeyard_model.config import ExecutorConfig
-from forgeyard_model.errors import ForgeyardError
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
 
 log: Final = logging.getLogger("forgeyard.serve")
 
@@ -70,14 +70,14 @@ class Keepers:
 
         :param known: names of attempts.
         """
-        for kept in self._kept.values():
-            for link in kept.links:
-                strays = await link.executor.names() - known
-                for name in sorted(strays):
-                    log.warning("the keeper %d has %s, which this server does not know", link.process.about.pid, name)
-                async with asyncio.TaskGroup() as group:
-                    for name in strays:
-                        group.create_task(link.executor.forget(name))
+        for link in [link for kept in self._kept.values() for link in kept.links]:
+            try:
+                for name in sorted(await link.executor.names() - known):
+                    log.warning("the keeper %d has %s, which nobody can ask for: it is ended", link.pid, name)
+                    await link.executor.forget(name)
+            except ExecutorError as error:
+                if error.reason != LOST:
+                    raise
 
     # ---- inside
 
@@ -103,22 +103,35 @@ class Keepers:
         """Its opening destroys what dead ones left."""
         async with self._recovering:
             process = await start(self._wish, runtime)
-        await self._connect(process, current=True)
+        if not await self._connect(process, current=True):
+            raise ExecutorError(
+                ExecutorErrorKind.SPAWN_FAILED,
+                "keeper_not_started",
+                f"the keeper for {runtime} died at once",
+                resolution="see the end of its log, which is in the server's",
+            )
 
-    async def _connect(self, process: KeeperProcess, *, current: bool) -> None:
+    async def _connect(self, process: KeeperProcess, *, current: bool) -> bool:
+        """Whether it lives to take new attempts, where it is to be the current one."""
         link = KeeperLink(process)
         self._links.append(link)
         kept = self._kept.setdefault(process.about.runtime, KeptExecutor(process.about.runtime))
-        await kept.add(link, current=current)
-        self._spawn(self._listen(link, kept, retire=not current))
+        if not current:
+            await kept.add(link, current=False)
+        self._spawn(self._listen(link, kept, retired=not current))
+        if current and not await link.settled():
+            return False
+        if current:
+            await kept.add(link, current=True)
+        return True
 
-    async def _listen(self, link: KeeperLink, kept: KeptExecutor, *, retire: bool) -> None:
+    async def _listen(self, link: KeeperLink, kept: KeptExecutor, *, retired: bool) -> None:
         """Listen to its events, by which a keeper knows that it has a server, and we that it lives."""
         about, place = link.process.about, link.process.place
         while place.kept:
             try:
-                if retire:
-                    await link.executor.retire()
+                await link.executor.retire(retired=retired)
+                link.answers()
                 async with aclosing(link.calls.stream("Events", wire.EventsRequest())) as events:
                     async for _ in events:
                         pass

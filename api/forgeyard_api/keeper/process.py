@@ -104,10 +104,14 @@ async def find(wish: Wish) -> tuple[tuple[KeeperProcess, ...], bool]:
     return tuple(found), died
 
 
-def living(run_dir: Path, state_dir: str) -> Counter[str]:
-    """How many keepers serve, by runtime. Only looks."""
-    found = (place.about() for place in Place.all(run_dir, state_dir) if place.kept)
-    return Counter(about.runtime for about in found if about is not None)
+def living(run_dir: Path, state_dir: str) -> Mapping[str, Counter[str]]:
+    """Of keepers that serve, by runtime: how many there are (``keepers``), and their pools' counts. Only looks."""
+    found: dict[str, Counter[str]] = {}
+    for place in Place.all(run_dir, state_dir):
+        about = place.about() if place.kept else None
+        if about is not None:
+            found.setdefault(about.runtime, Counter()).update({"keepers": 1, **place.pool()})
+    return found
 
 
 async def start(wish: Wish, runtime: str) -> KeeperProcess:
@@ -170,6 +174,7 @@ def _spawn(place: Place, wish: Wish, runtime: str, *more: str) -> int:
         raise RuntimeError(f"{place.directory} is somebody's already")
     argv = [
         sys.executable,
+        "-P",  # the server's working directory is no place for modules
         "-m",
         "forgeyard_api.keeper",
         f"--runtime={runtime}",

@@ -43,6 +43,8 @@ class Event(StrEnum):
     HELPER_FAILED = "helper_failed"
     CLEANUP_FAILED = "cleanup_failed"
     GATE_REFUSED = "gate_refused"
+    CAPABILITY_LOST = "capability_lost"
+    CAPABILITY_BACK = "capability_back"
     AUDIT_LOST = "audit_lost"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from logging.handlers import SysLogHandler
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 
@@ -160,6 +160,7 @@ class SyslogSink:
 
     def __init__(self, address: str) -> None:
         self._handler = _Strict(address, facility=SysLogHandler.LOG_AUTHPRIV)
+        self._handler.socket.getpeername()  # the handler itself would say nothing before the first message
         self._handler.ident = "forgeyard-audit: "
 
     def write(self, lines: Sequence[AuditLine]) -> None:
@@ -175,6 +176,8 @@ class SyslogSink:
 
 class _Strict(SysLogHandler):
     """One that tells when it can't."""
+
+    socket: Any  # typeshed leaves it out
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name for it
         """Called while the error is handled.

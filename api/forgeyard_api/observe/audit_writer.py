@@ -34,7 +34,8 @@ def auditing(where: str, *, gate_only: bool = False) -> Iterator[AuditWriter | N
     """Record security events for the block; nothing where `where` is empty.
 
     :param where: a file's path, ``journald`` or ``syslog``.
-    :param gate_only: what runtimes refuse, and no more: at a keeper, whose server records who asked for what.
+    :param gate_only: what runtimes refuse and what the host loses, and no more: at a keeper, whose server records who
+        asked for what.
     :raises ExecutorError: IO_FAILED, audit_sink.
     """
     if not where:
@@ -42,7 +43,7 @@ def auditing(where: str, *, gate_only: bool = False) -> Iterator[AuditWriter | N
         return
     writer = AuditWriter(open_sink(where), where)
     if gate_only:
-        writer.addFilter(lambda record: not hasattr(record, "audit"))
+        writer.addFilter(_is_of_the_host)
     before = audit_log.level
     audit_log.setLevel(logging.INFO)
     audit_log.addHandler(writer)
@@ -52,6 +53,11 @@ def auditing(where: str, *, gate_only: bool = False) -> Iterator[AuditWriter | N
         audit_log.removeHandler(writer)
         audit_log.setLevel(before)
         writer.close()
+
+
+def _is_of_the_host(record: logging.LogRecord) -> bool:
+    facts = getattr(record, "audit", None)
+    return facts is None or facts["event"] in (Event.CAPABILITY_LOST, Event.CAPABILITY_BACK)
 
 
 class AuditWriter(logging.Handler):
@@ -67,15 +73,25 @@ class AuditWriter(logging.Handler):
         self._where = where
         self._lines: queue.Queue[AuditLine | None] = queue.Queue(backlog)
         self._closing = threading.Event()
+        self._behind = 0
+        self._idle = threading.Condition()
         self._thread = threading.Thread(target=self._write_all, name="forgeyard-audit", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue it."""
-        try:
-            self._lines.put_nowait(line_of(record))
-        except queue.Full:
-            self.lost += 1
+        line = line_of(record)
+        with self._idle:
+            try:
+                self._lines.put_nowait(line)
+                self._behind += 1
+            except queue.Full:
+                self.lost += 1
+
+    def settled(self, timeout: float) -> bool:
+        """Whether everything that was recorded is written within `timeout` seconds."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._behind, timeout)
 
     def close(self) -> None:
         """Write what is left, for a bounded time. Repeating it is no error."""
@@ -96,9 +112,11 @@ class AuditWriter(logging.Handler):
                 log.error("%d security events were lost: %s was too far behind", lost - told, self._where)
                 lines.append(_lost(lost - told))
                 told = lost
-            if not self._written(lines):
-                break
-            if None in batch:
+            written = self._written(lines)
+            with self._idle:
+                self._behind -= len(batch) - batch.count(None)
+                self._idle.notify_all()
+            if None in batch or not written:
                 break
         self._sink.close()
 

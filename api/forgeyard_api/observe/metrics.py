@@ -117,7 +117,8 @@ class Metrics:
 class ServerState:
     """What the server is at.
 
-    :param keepers: by runtime, how many processes keep its containers. audit_lost: security events.
+    :param keepers: by runtime, how many processes keep its containers (``keepers``), and how their networks that were
+        made ahead of time do (``size``, ``ready``, ``hits``, ``misses``, ``refused``). audit_lost: security events.
     """
 
     running: int
@@ -125,7 +126,7 @@ class ServerState:
     draining: bool
     used: ResourceReservation
     capacity: Capacity
-    keepers: Mapping[str, int] = field(default_factory=dict)
+    keepers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     audit_lost: int = 0
 
 
@@ -154,10 +155,29 @@ class StateMetrics(Collector):
         yield promised
         yield bounds
         keepers = GaugeMetricFamily("forgeyard_keepers", "Processes that keep containers.", labels=["executor"])
-        for runtime, count in state.keepers.items():
-            keepers.add_metric([runtime], count)
+        for runtime, counts in state.keepers.items():
+            keepers.add_metric([runtime], counts.get("keepers", 0))
         yield keepers
+        yield from _pools(state.keepers)
         yield CounterMetricFamily("forgeyard_audit_lost", "Security events that were not recorded.", state.audit_lost)
+
+
+def _pools(keepers: Mapping[str, Mapping[str, int]]) -> Iterable[Metric]:
+    """Of hits and misses a hit rate is made where it is looked at."""
+    pooled = {runtime: counts for runtime, counts in keepers.items() if counts.get("size")}
+    size = GaugeMetricFamily("forgeyard_network_pool_size", "Networks kept ready at the most.", labels=["executor"])
+    ready = GaugeMetricFamily("forgeyard_network_pool_ready", "Networks that are ready.", labels=["executor"])
+    takes = CounterMetricFamily(
+        "forgeyard_network_pool_takes",
+        "Networks given to attempts: ready ones (hit), or made then (miss); refused: ready, but changed.",
+        labels=["executor", "kind"],
+    )
+    for runtime, counts in pooled.items():
+        size.add_metric([runtime], counts["size"])
+        ready.add_metric([runtime], counts.get("ready", 0))
+        for kind, name in (("hit", "hits"), ("miss", "misses"), ("refused", "refused")):
+            takes.add_metric([runtime, kind], counts.get(name, 0))
+    return size, ready, takes
 
 
 def _admitted(state: ServerState) -> tuple[tuple[str, float, float | None], ...]:

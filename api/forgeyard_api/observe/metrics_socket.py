@@ -99,21 +99,25 @@ class _Answering:
         self._registry = registry
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one answer, and good-bye."""
-        task = asyncio.current_task()
-        if task is None or len(self._tasks) >= MAX_CONNECTIONS:
-            writer.close()
-            return
+    def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take one; when there are too many, hang up."""
+        crowded = len(self._tasks) >= MAX_CONNECTIONS
+        task = asyncio.ensure_future(self._serve(None if crowded else reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader | None, writer: asyncio.StreamWriter) -> None:
+        """One request, one answer, and good-bye."""
         try:
             with contextlib.suppress(TimeoutError, OSError):
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    writer.write(await self._answer(reader))
-                    await writer.drain()
+                    if reader is not None:
+                        writer.write(await self._answer(reader))
+                        await writer.drain()
         finally:
-            self._tasks.discard(task)
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def close(self) -> None:
         """Hang up on everybody."""

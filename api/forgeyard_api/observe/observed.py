@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
@@ -18,8 +17,8 @@ from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 if TYPE_CHECKING:
     from forgeyard_api.observe.metrics import ServerState
 
-KeepersOf = Callable[[], Mapping[str, int]]
-"""How many keepers live, by runtime."""
+KeepersOf = Callable[[], Mapping[str, Mapping[str, int]]]
+"""What keepers count, by runtime; see `ServerState`."""
 
 
 @asynccontextmanager
@@ -28,7 +27,7 @@ async def observed(
     table: AttemptTable,
     admission: Admission,
     writer: AuditWriter | None,
-    keepers: KeepersOf = Counter,
+    keepers: KeepersOf = dict,
 ) -> AsyncIterator[None]:
     """Count, trace and record what becomes of the attempts of `table`. Enter it before the table is opened.
 

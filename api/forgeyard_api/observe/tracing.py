@@ -97,7 +97,7 @@ class Tracing:
             self._failed(root, type(view.error).__name__, view.error.brief)
         elif view.result is not None and view.result.exit_code != 0:
             self._failed(root, view.result.outcome.value, view.result.message)
-        root.end(_nanoseconds(now))
+        root.end(_nanoseconds(max(now, view.created_at)))
 
     def _prepare(self, result: ExecutionResult | None, start: datetime, end: datetime, within: Context) -> None:
         span = self._span("sandbox.prepare", start, within)
@@ -126,7 +126,7 @@ class Tracing:
         waiting = self._span("executor.wait", result.started_at, within, {"exit_code": result.exit_code})
         for step in result.steps:
             self._step(step, _inside(waiting))
-        waiting.end(_nanoseconds(ended))
+        waiting.end(_nanoseconds(max(ended, result.started_at)))
         if result.cancellation is not None:
             self._spanned("executor.cancel", ended, ended, within, {"reason": result.cancellation.value})
         self._spanned("sandbox.cleanup", ended, result.finished_at, within)

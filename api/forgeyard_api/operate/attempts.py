@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from forgeyard_api.result_file import error_json, result_json
+from forgeyard_api.result_file import error_json
 from forgeyard_api.sandbox_commands import age
 from forgeyard_api.wire.convert import from_message
 from forgeyard_api.wire.errors import error_of
 from forgeyard_api.wire.messages import executor as wire
 from forgeyard_model.result import ExecutionResult
+from forgeyard_model.result_json import result_json
 
 HEAD = ("ATTEMPT", "STATE", "NAME", "RUNTIME", "TENANT", "AGE", "SANDBOX")
 REFUSED = 125
@@ -20,8 +21,8 @@ REFUSED = 125
 
 def state_of(attempt: wire.Attempt) -> str:
     """As the API has it, in lower case; its number, when only a newer server knows it."""
-    names = attempt.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number
-    known = names.get(attempt.state)
+    enum = attempt.DESCRIPTOR.fields_by_name["state"].enum_type
+    known = None if enum is None else enum.values_by_number.get(attempt.state)
     return str(attempt.state) if known is None else known.name.removeprefix("ATTEMPT_STATE_").lower()
 
 

@@ -2,12 +2,13 @@
 
 The host is never promised twice: an attempt is admitted when a slot is free and everything it reserves fits into what
 is left. The head of the queue is never overtaken for ever: what waits ages, and what is first and does not fit holds
-back what is behind it.
+back what is behind it. Everything that waits ages alike, so the order of two attempts never changes.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -28,7 +29,7 @@ class Capacity:
 
     :param queue: how many attempts may wait.
     :param aging: seconds of waiting that are worth one step of priority.
-    :param tenant_slots: of a tenant that `tenants` does not name.
+    :param tenants: shares by name; default_share: of each tenant that `tenants` does not name.
     """
 
     slots: int
@@ -55,10 +56,11 @@ class Claim:
     priority: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Waiting:
     claim: Claim
     since: float
+    number: int
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class Admission:
         self._by_tenant: dict[str, _Used] = {}
         self._running: dict[str, Claim] = {}
         self._waiting: dict[str, _Waiting] = {}
+        self._queue: list[_Waiting] = []
+        self._number = 0
 
     @property
     def capacity(self) -> Capacity:
@@ -99,6 +103,7 @@ class Admission:
     def resize(self, capacity: Capacity) -> None:
         """Take other bounds; what runs goes on, whatever they are."""
         self._capacity = capacity
+        self._queue.sort(key=self._rank)
 
     @property
     def running(self) -> int:
@@ -131,7 +136,7 @@ class Admission:
     def enqueue(self, claim: Claim) -> None:
         """Put it at the end of the queue.
 
-        :raises ExecutorError: UNSUPPORTED, queue_full.
+        :raises ExecutorError: TIMEOUT, queue_full.
         """
         if len(self._waiting) >= self._capacity.queue:
             raise ExecutorError(
@@ -140,7 +145,9 @@ class Admission:
                 f"{len(self._waiting)} attempts wait already, and no more may",
                 resolution="try again later, or on another host",
             )
-        self._waiting[claim.key] = _Waiting(claim, self._clock())
+        self._number += 1
+        self._waiting[claim.key] = waiting = _Waiting(claim, self._clock(), self._number)
+        insort(self._queue, waiting, key=self._rank)
 
     def restore(self, claim: Claim) -> None:
         """Count an attempt that runs already, whether or not it fits."""
@@ -149,20 +156,20 @@ class Admission:
     def admit(self) -> tuple[Claim, ...]:
         """Those that may run now, in order. They are counted from here on until `release`."""
         admitted: list[Claim] = []
-        for waiting in self._order():
+        for waiting in list(self._queue):
             claim = waiting.claim
-            if not self._tenant_has_room(claim):
-                continue  # its own tenant holds it back, and nobody else
+            if not self._tenant_has_room(claim) or not self._possible(claim):
+                continue  # held back by its tenant, or by bounds that shrank since: nobody else waits for it
             if not self._fits(claim):
                 break
-            del self._waiting[claim.key]
+            self._unqueue(claim.key)
             self._take(claim)
             admitted.append(claim)
         return tuple(admitted)
 
     def release(self, key: str) -> None:
         """It runs no more, or waits no more. Repeating it is no error."""
-        self._waiting.pop(key, None)
+        self._unqueue(key)
         claim = self._running.pop(key, None)
         if claim is not None:
             self._used.add(claim.reserved, -1)
@@ -170,23 +177,30 @@ class Admission:
 
     def position(self, key: str) -> int:
         """How many are before it in the queue, and one; 0 for one that does not wait."""
-        if key not in self._waiting:
-            return 0
-        return next(number for number, waiting in enumerate(self._order(), 1) if waiting.claim.key == key)
+        waiting = self._waiting.get(key)
+        return 0 if waiting is None else bisect_right(self._queue, self._rank(waiting), key=self._rank)
 
     def used(self) -> ResourceReservation:
         """What is promised at this moment."""
         used = self._used
         return ResourceReservation(used.cpus, used.memory, used.disk, used.pids)
 
-    def _order(self) -> list[_Waiting]:
-        now, aging = self._clock(), self._capacity.aging
+    def _rank(self, waiting: _Waiting) -> tuple[float, int]:
+        """Smaller is sooner. Each has one of its own."""
+        aging, priority = self._capacity.aging, waiting.claim.priority
+        return (waiting.since / aging if aging > 0 else 0.0) - priority, waiting.number
 
-        def rank(waiting: _Waiting) -> float:
-            aged = (now - waiting.since) / aging if aging > 0 else 0.0
-            return waiting.claim.priority + aged
+    def _unqueue(self, key: str) -> None:
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            del self._queue[bisect_left(self._queue, self._rank(waiting), key=self._rank)]
 
-        return sorted(self._waiting.values(), key=lambda waiting: (-rank(waiting), waiting.since))
+    def _possible(self, claim: Claim) -> bool:
+        try:
+            self.check(claim)
+        except InvalidRequest:
+            return False
+        return True
 
     def _take(self, claim: Claim) -> None:
         self._running[claim.key] = claim

@@ -34,7 +34,7 @@ async def take_up(table: AttemptTable, life: AttemptLife, row: StoredAttempt) ->
     try:
         found = keeper is not None and await _adopted(life, keeper)
     except ForgeyardError as error:
-        await _report(table, life, error)
+        await life.fail(error)
         return
     if found:
         if not life.ended:
@@ -44,7 +44,7 @@ async def take_up(table: AttemptTable, life: AttemptLife, row: StoredAttempt) ->
         await life.back_to_the_queue()  # it is started only after it was written down as prepared: nothing of it ran
         await _queue_again(table, life, executor)
     else:
-        await _report(table, life, _lost(row))
+        await life.fail(_lost(row))
 
 
 async def _with_its_output(life: AttemptLife, keeper: Keeper | None) -> None:
@@ -89,11 +89,6 @@ async def _adopted(life: AttemptLife, keeper: Keeper) -> bool:
                 raise
             log.warning("the keeper is asked again for %s: %s", life.name, error)
         await asyncio.sleep(_PAUSE)
-
-
-async def _report(table: AttemptTable, life: AttemptLife, error: ForgeyardError) -> None:
-    await life.fail(error)
-    table.tell(EventKind.LOST, life)
 
 
 def _lost(row: StoredAttempt) -> ExecutorError:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -202,8 +202,9 @@ class AttemptTable:
             if service
             else running.output(after=after, follow=follow)
         )
-        async for chunk in source:
-            yield chunk
+        async with aclosing(source):
+            async for chunk in source:
+                yield chunk
 
     def list(
         self,
@@ -368,6 +369,8 @@ class AttemptTable:
     async def _recorded(self, life: AttemptLife) -> None:
         await self._rows.become(self._key(life), life)
         self.tell(EventKind(life.view.state.value), life, "" if life.view.error is None else str(life.view.error))
+        if life.was_lost:
+            self.tell(EventKind.LOST, life)
 
     async def _cancel(self, life: AttemptLife, reason: CancellationReason, *, kill: bool = False) -> None:
         if life.ended:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LOSSES: Final = ("server_lost", "keeper_lost")
+
 log: Final = logging.getLogger("forgeyard.serve")
 
 
@@ -110,6 +112,7 @@ class AttemptLife:
         self._record = record
         self._prepared: PreparedAttempt | None = None
         self._preparing: Callable[[], Coroutine[Any, Any, PreparedAttempt]] | None = None
+        self._told = view.state
         self._changed = asyncio.Condition()
         self._start = asyncio.Event()
         self._stop = asyncio.Event()
@@ -120,6 +123,12 @@ class AttemptLife:
     def ended(self) -> bool:
         """Whether there is nothing more to come."""
         return self.view.state is AttemptState.ENDED
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether it ended because nobody was left who kept it."""
+        error = self.view.error
+        return isinstance(error, ExecutorError) and error.reason in _LOSSES
 
     # ---- what callers ask for
 
@@ -150,7 +159,8 @@ class AttemptLife:
     async def until(self, state: AttemptState) -> AttemptView:
         """Wait until it has got that far, or has ended."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self.view.state.rank >= state.rank)
+            # Of what is written down: a state that a crash would take back is nobody's to act on.
+            await self._changed.wait_for(lambda: self._told.rank >= state.rank)
             return self.view
 
     async def exec(self, step: Step) -> StepResult:
@@ -207,6 +217,7 @@ class AttemptLife:
     async def back_to_the_queue(self) -> None:
         """Nobody has it, and nothing of it ran."""
         self.view = replace(self.view, state=AttemptState.QUEUED)
+        self._told = AttemptState.QUEUED
         await self._record(self)
 
     async def fail(self, error: ForgeyardError) -> None:
@@ -232,6 +243,17 @@ class AttemptLife:
             await course
         except ForgeyardError as error:
             await self.fail(error)
+        except Exception as error:
+            log.exception("the course of %s", self.name)
+            await self.fail(
+                ExecutorError(
+                    ExecutorErrorKind.INTERNAL,
+                    "internal",
+                    "the server itself failed over this attempt",
+                    details=f"{type(error).__name__}: {error}",
+                    resolution="report this with the server's log: it is a fault of ours",
+                )
+            )
 
     async def _from_the_start(self, executor: JobExecutor) -> None:
         wanted = self.wanted
@@ -323,8 +345,14 @@ class AttemptLife:
         if self.ended:
             return  # an attempt ends once
         self.view = replace(self.view, state=state, **changes)  # type: ignore[arg-type]  # fields by name
-        await self._record(self)
+        try:
+            await self._record(self)
+        except ForgeyardError as error:
+            if state is not AttemptState.ENDED:
+                raise
+            log.error("the end of %s is not written down: %s", self.name, error)  # noqa: TRY400  # its message is all there is
         async with self._changed:
+            self._told = self.view.state
             self._changed.notify_all()
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -182,8 +183,12 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 
 def _listen(path: Path, allowed: Allowed) -> socket.socket:
     """A bound socket with mode 0600, or 0666 where more than root may connect: then the kernel's word decides."""
+    others = allowed.uids - {os.geteuid()}
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A directory that is there is somebody else's to open and shut: it may be /run.
+        path.parent.mkdir(mode=0o711 if others else 0o700, parents=True, exist_ok=True)
+        if others and not path.parent.stat().st_mode & stat.S_IXOTH:
+            raise _shut(path.parent)
         if path.is_socket():
             _refuse_served(path)
             path.unlink()
@@ -194,9 +199,7 @@ def _listen(path: Path, allowed: Allowed) -> socket.socket:
                 listening.bind(str(path))
             finally:
                 os.umask(old)
-            others = allowed.uids - {os.geteuid()}
             if others:
-                path.parent.chmod(0o711)
                 path.chmod(0o666)
         except OSError:
             listening.close()
@@ -204,6 +207,15 @@ def _listen(path: Path, allowed: Allowed) -> socket.socket:
     except OSError as error:
         raise _unusable(path, error) from error
     return listening
+
+
+def _shut(directory: Path) -> ExecutorError:
+    return ExecutorError(
+        ExecutorErrorKind.IO_FAILED,
+        "socket_directory",
+        f"not everybody in serve.allowed_uids can pass through {directory}",
+        resolution=f"chmod o+x {directory}, or name another path with serve.socket",
+    )
 
 
 def _make_anew(inner: Path) -> None:

@@ -171,7 +171,8 @@ async def _opened(
         return made
     await end_all(wish)
     executors = {
-        runtime: await stack.enter_async_context(Executor.open(runtime=runtime, config=config)) for runtime in runtimes
+        runtime: await stack.enter_async_context(Executor.open(runtime=runtime, config=config, keep_failed=True))
+        for runtime in runtimes
     }
     made = await watched(table(executors, {}))
     await made.open()

@@ -13,6 +13,8 @@ from typing import Final, Self
 
 log: Final = logging.getLogger("forgeyard.serve")
 
+SECONDS: Final = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceManager:
@@ -54,17 +56,20 @@ class ServiceManager:
     async def beat(self) -> None:
         """Say that the event loop turns, twice as often as it is wanted. Never ends by itself."""
         while self.watchdog > 0:
-            self._tell("WATCHDOG=1")
+            self._tell("WATCHDOG=1", 0.0)
             await asyncio.sleep(self.watchdog / 2)
 
-    def _tell(self, state: str) -> None:
-        """One that does not listen is no error of ours."""
+    def _tell(self, state: str, patience: float = SECONDS) -> None:
+        """One that does not listen is no error of ours.
+
+        :param patience: seconds for one that is behind with listening.
+        """
         if not self.address:
             return
         address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as told:
-                told.setblocking(False)
+                told.settimeout(patience)
                 told.sendto(state.encode(), address)
         except OSError as error:
             log.warning("the service manager can't be told %s: %s", state.partition("\n")[0], error)

@@ -10,7 +10,26 @@ It keeps the contract of :mod:`forgeyard_executor.interface`, starts nothing, an
 has what a sandbox is made of. docs/testing.md has the rest.
 """
 
+from forgeyard_executor.testing.assertions import (
+    assert_ended_once,
+    assert_nothing_left,
+    assert_same_contract,
+    assert_sound,
+    output_of,
+)
 from forgeyard_executor.testing.fake_executor import FakeExecutor
 from forgeyard_executor.testing.fake_run import FakeRun, FakeService, FakeStep
+from forgeyard_executor.testing.fake_runtime import FakeRuntime
 
-__all__ = ["FakeExecutor", "FakeRun", "FakeService", "FakeStep"]
+__all__ = [
+    "FakeExecutor",
+    "FakeRun",
+    "FakeRuntime",
+    "FakeService",
+    "FakeStep",
+    "assert_ended_once",
+    "assert_nothing_left",
+    "assert_same_contract",
+    "assert_sound",
+    "output_of",
+]

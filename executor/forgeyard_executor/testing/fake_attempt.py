@@ -61,6 +61,13 @@ class FakeAttempt(Execution):
         """Kill its sandbox from outside. `error`: what the engine knows of that."""
         self._sandbox.container.lose(error)
 
+    def end_service(self, name: str, exit_code: int = 0, *, lost: bool = False) -> None:
+        """Let a service's program end now; with `lost` its container, from outside.
+
+        :raises KeyError: no such service was started.
+        """
+        self._sandbox.launcher.running[name].end(exit_code, lost=lost)
+
     async def over(self) -> None:
         """Return when it has ended, however that was."""
         await super().wait()

@@ -25,6 +25,7 @@ from forgeyard_model.job import EMPTY, Job
 from forgeyard_model.live import LiveContainer, LiveUsage
 from forgeyard_model.plan import Bundle
 from forgeyard_model.policy import IsolationLevel, NetworkMode
+from forgeyard_model.request import PreparedWorkspace
 from forgeyard_model.result import CancellationReason
 
 if TYPE_CHECKING:
@@ -107,15 +108,15 @@ class FakeExecutor:
         images: ImageOptions = AS_USUAL,
     ) -> FakePrepared:
         """Take its time, then be ready, or refuse: as the job's `FakeRun` says, and as the executor refuses a job."""
-        sandbox = SandboxId.mint()
-        attempt_id = attempt_id or f"local-{sandbox}"
+        attempt_id = attempt_id or f"local-{SandboxId.mint()}"
         context = AttemptContext(attempt_id, tenant, labels=labels, deadline=deadline, trusted=trusted)
         if self._names_once and (known := self._named(attempt_id, job)) is not None:
             return known
-        prepared = plan_fake(sandbox, context, job, self._behaviour(job), source, output)
+        workspace = PreparedWorkspace(None if source is None else str(source), None if output is None else str(output))
+        prepared = plan_fake(context, job, self._behaviour(job), workspace)
         await self._prepare(prepared)
         self.prepared.append(prepared)
-        self._waiting[sandbox] = prepared
+        self._waiting[prepared.sandbox_id] = prepared
         return prepared
 
     async def _prepare(self, prepared: FakePrepared) -> None:

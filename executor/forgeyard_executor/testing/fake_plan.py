@@ -22,19 +22,11 @@ _OPEN_FILES: Final = 1 << 20
 _IDENTITY: Final = "sha256:" + "0" * 64
 
 
-def plan_fake(
-    sandbox: SandboxId,
-    context: AttemptContext,
-    job: Job,
-    behaviour: FakeRun,
-    source: str | Path | None,
-    output: str | Path | None,
-) -> FakePrepared:
+def plan_fake(context: AttemptContext, job: Job, behaviour: FakeRun, workspace: PreparedWorkspace) -> FakePrepared:
     """Expand `job` by its profile, check it and resolve its steps.
 
     :raises ForgeyardError: as the executor refuses the same job on a host that can do everything.
     """
-    workspace = PreparedWorkspace(None if source is None else str(source), None if output is None else str(output))
     request = request_from_job(job, context=context, workspace=workspace)
     request = canonical_request(request, Path("/nonexistent/forgeyard"))
     check_destination(request.workspace.output)
@@ -46,7 +38,7 @@ def plan_fake(
         nofile_ceiling=_OPEN_FILES,
         networked=bool(request.spec.services),
     )
-    return FakePrepared(sandbox, context, job, behaviour, request, rootfs, planned, planned.notes)
+    return FakePrepared(SandboxId.mint(), context, job, behaviour, request, rootfs, planned, planned.notes)
 
 
 def _rootfs(request: ExecutionRequest) -> RootfsPlan:

@@ -85,9 +85,9 @@ class FakeSandbox:
         self.steps_run: list[Step] = []
         self.at_end: Callable[[ExecutionOutcome], None] = lambda outcome: None
         self.reached = False
-        launcher = FakeLauncher(services, behaviour)
-        self.services = launcher.containers
-        self.supervisor = ServiceSet(services, launcher) if services else None
+        self.launcher = FakeLauncher(services, behaviour)
+        self.services = self.launcher.containers
+        self.supervisor = ServiceSet(services, self.launcher) if services else None
         self.services_up: asyncio.Task[ServiceFailure | None] | None = None
         if self.supervisor is not None:
             bringing_up = self.supervisor.start(timeout=self.request.timeouts.services)

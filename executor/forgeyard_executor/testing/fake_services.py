@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from forgeyard_executor.testing.fake_output import FakeOutput
 from forgeyard_executor.testing.fake_run import FakeRun, FakeService
@@ -51,7 +52,8 @@ class RunningFakeService:
         loop = asyncio.get_running_loop()
         self._began = loop.time()
         if self._script.ends_after is not None:
-            loop.call_later(self._script.ends_after, self._end, self._own_end())
+            end = partial(self.end, self._script.exit_code, lost=self._script.lost)
+            loop.call_later(self._script.ends_after, end)
 
     async def probe(self, argv: tuple[str, ...], seconds: float) -> ProbeOutcome:
         """Succeeds once it is ready."""
@@ -91,10 +93,12 @@ class RunningFakeService:
         after = self._script.ready_after
         return after is not None and not self.ended.done() and asyncio.get_running_loop().time() >= self._began + after
 
-    def _own_end(self) -> ServiceEnd:
-        if self._script.lost:
-            return ServiceEnd(None, error="its container was ended from outside", lost=True)
-        return ServiceEnd(ProcessExit.from_wait_status(self._script.exit_code << 8))
+    def end(self, exit_code: int, *, lost: bool) -> None:
+        """Its program ends, or its container is ended from outside."""
+        if lost:
+            self._end(ServiceEnd(None, error="its container was ended from outside", lost=True))
+        else:
+            self._end(ServiceEnd(ProcessExit.from_wait_status(exit_code << 8)))
 
     def _end(self, end: ServiceEnd) -> None:
         if not self.ended.done():
@@ -117,9 +121,13 @@ class FakeServiceContainer:
 
 
 class FakeLauncher:
-    """Makes the containers of one attempt's services, which have written what they write already."""
+    """Makes the containers of one attempt's services, which have written what they write already.
+
+    :ivar running: those that were made, by name.
+    """
 
     def __init__(self, specs: tuple[ServiceSpec, ...], run: FakeRun) -> None:
+        self.running: dict[str, RunningFakeService] = {}
         self._run = run
         self._outputs: Mapping[str, FakeOutput] = {spec.name: FakeOutput() for spec in specs}
         self.containers = tuple(FakeServiceContainer(spec, FakeMember(self._outputs[spec.name])) for spec in specs)
@@ -128,7 +136,9 @@ class FakeLauncher:
 
     async def launch(self, spec: ServiceSpec) -> RunningService:
         """One for `spec`."""
-        return RunningFakeService(spec, self._run.service(spec.name), self._outputs[spec.name])
+        service = RunningFakeService(spec, self._run.service(spec.name), self._outputs[spec.name])
+        self.running[spec.name] = service
+        return service
 
 
 def _written(spec: ServiceSpec, script: FakeService) -> bytes:

@@ -54,7 +54,7 @@ def forwarding_probe(
 
     :param blocks: a block is borrowed, for the attempt's side and for the outside.
     :param ns_fd: the namespace that plays the host, None for the caller's.
-    :param timeout: seconds to wait for an answer. A busy host may take one of them, and what gets none is refused to jobs.
+    :param timeout: seconds to wait for an answer, of which a busy host may take one: what gets none jobs are refused.
     :raises SandboxError: the networks for it could not be made.
     """
     block = blocks.acquire()
@@ -123,12 +123,7 @@ def _answered(member: NetNamespace, server: str, timeout: float, undo: ExitStack
 
 def _judged(client: socket.socket | None, listener: socket.socket, timeout: float) -> ForwardingReport:
     if client is None:
-        return ForwardingReport(
-            passes=False,
-            details=f"no answer within {timeout:g} s",
-            cure="another table of rules drops forwarded packets: look for drops in `nft list ruleset`, and let "
-            "interfaces fyu* pass there",
-        )
+        return _unanswered(timeout)
     code = client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         return ForwardingReport(
@@ -136,6 +131,9 @@ def _judged(client: socket.socket | None, listener: socket.socket, timeout: floa
             details=f"refused: {errno.errorcode.get(code, str(code))}",
             cure="another table of rules refuses forwarded packets: let interfaces fyu* pass there",
         )
+    # The answer is the second packet of three: the last one may still be on its way.
+    if not select.select([listener], [], [], timeout)[0]:
+        return _unanswered(timeout)
     accepted, (peer, _) = listener.accept()
     accepted.close()
     own = client.getsockname()[0]
@@ -144,3 +142,12 @@ def _judged(client: socket.socket | None, listener: socket.socket, timeout: floa
             passes=False, details=f"{own} arrived outside as it is", cure="another table undoes address translation"
         )
     return ForwardingReport(passes=True, details=f"{own} arrived outside as {peer}")
+
+
+def _unanswered(timeout: float) -> ForwardingReport:
+    return ForwardingReport(
+        passes=False,
+        details=f"no answer within {timeout:g} s",
+        cure="another table of rules drops forwarded packets: look for drops in `nft list ruleset`, and let "
+        "interfaces fyu* pass there",
+    )

@@ -1,6 +1,6 @@
 """Makes the checked-in descriptors and type stubs from protos/*.proto.
 
-    python -m forgeyard_runtimes.containerd.build_protos [--check]
+python -m forgeyard_runtimes.containerd.build_protos [--check]
 """
 
 from __future__ import annotations

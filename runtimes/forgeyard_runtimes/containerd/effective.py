@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forgeyard_host.processes import parent_of
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_runtimes.containerd import calls
 from forgeyard_runtimes.containerd.client import Client
@@ -59,22 +59,6 @@ def shim_of(pid: int) -> int:
         return os.pidfd_open(parent_of(pid))
     except OSError:
         return -1
-
-
-def ended(pidfd: int) -> bool:
-    """Whether a process is dead."""
-    look = select.poll()
-    look.register(pidfd, select.POLLIN)
-    return bool(look.poll(0))
-
-
-def parent_of(pid: int) -> int:
-    """Of a living process.
-
-    :raises OSError: there is none.
-    """
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])
 
 
 def _parsed(raw: bytes, what: str) -> Mapping[str, Any]:

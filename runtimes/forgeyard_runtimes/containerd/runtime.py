@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from forgeyard_host.children import wait_readable
-from forgeyard_host.processes import send_signal
+from forgeyard_host.processes import send_signal, wait_ended
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
 from forgeyard_model.plan import Bundle, EngineImage, NetworkAttachment, RootfsPlan
@@ -33,7 +33,7 @@ from forgeyard_runtimes.containerd.messages import containers, task_types, tasks
 from forgeyard_runtimes.containerd.metrics import ContainerUsage, read_usage
 from forgeyard_runtimes.containerd.settings import HANDLERS, ContainerdSettings, owned_by
 from forgeyard_runtimes.containerd.sweep import sweep
-from forgeyard_runtimes.containerd.task import STATUS, get_task, kill_all, remove_task, run_process
+from forgeyard_runtimes.containerd.task import STATUS, get_task, kill_all, remove_container, run_process
 from forgeyard_runtimes.containerd.translate import (
     container_record,
     parsed,
@@ -201,10 +201,7 @@ class ContainerdRuntime:
 
         :raises DaemonError: something could not be removed; also after waiting for a daemon that is away.
         """
-        await remove_task(self.client, ref.container_id)
-        with expecting(Code.NOT_FOUND):
-            request = containers.DeleteContainerRequest(id=ref.container_id)
-            await self.client.call(calls.CONTAINER_DELETE, request, patient=True)
+        await remove_container(self.client, ref.container_id)
         self._events.forget(ref.container_id)
         self._let_go(ref.container_id)
 
@@ -257,7 +254,7 @@ class ContainerdRuntime:
     async def loss(self, ref: ContainerRef) -> ExecutorError | None:
         """Once PID 1 is dead: whether it died because its runtime did. Such a death says nothing of the job."""
         live = self._live.get(ref.container_id)
-        if live is None or live.shim < 0 or not effective.ended(live.shim):
+        if live is None or live.shim < 0 or not wait_ended(live.shim, 0):
             return None
         return ExecutorError(
             ExecutorErrorKind.LOST,

@@ -12,7 +12,7 @@ from forgeyard_runtimes.containerd.client import QUERY_DEADLINE, Client
 from forgeyard_runtimes.containerd.errors import Code, expecting
 from forgeyard_runtimes.containerd.messages import containers, leases, snapshots, tasks
 from forgeyard_runtimes.containerd.settings import ContainerdSettings, owned_by
-from forgeyard_runtimes.containerd.task import STATUS, remove_task
+from forgeyard_runtimes.containerd.task import STATUS, remove_container
 from forgeyard_runtimes.contract import ContainerStatus, SweepReport
 from forgeyard_runtimes.sweep import Kind, Leftover, sweep_kinds
 
@@ -46,7 +46,7 @@ async def _containers(client: Client, settings: ContainerdSettings) -> list[Left
         Leftover(
             record.id,
             record.labels,
-            partial(_remove_container, client, record.id),
+            partial(remove_container, client, record.id),
             running=states.get(record.id, ContainerStatus.ABSENT) not in _ENDED,
         )
         for record in answer.containers
@@ -60,12 +60,6 @@ async def _states(client: Client) -> dict[str, ContainerStatus]:
     except ForgeyardError:
         return {}
     return {process.id: STATUS.get(process.status, ContainerStatus.CREATING) for process in answer.tasks}
-
-
-async def _remove_container(client: Client, container_id: str) -> None:
-    await remove_task(client, container_id)
-    with expecting(Code.NOT_FOUND):
-        await client.call(calls.CONTAINER_DELETE, containers.DeleteContainerRequest(id=container_id))
 
 
 async def _snapshots(client: Client, settings: ContainerdSettings) -> list[Leftover]:

@@ -12,7 +12,7 @@ from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 from forgeyard_runtimes.containerd import calls
 from forgeyard_runtimes.containerd.client import QUERY_DEADLINE, START_DEADLINE, Client
 from forgeyard_runtimes.containerd.errors import Code, DaemonError, expecting
-from forgeyard_runtimes.containerd.messages import PROCESS, any_of, task_types, tasks
+from forgeyard_runtimes.containerd.messages import PROCESS, any_of, containers, task_types, tasks
 from forgeyard_runtimes.contract import ContainerStatus
 from forgeyard_runtimes.shielding import shielded
 
@@ -62,6 +62,17 @@ async def remove_task(client: Client, container_id: str) -> None:
             wait = tasks.WaitRequest(container_id=container_id)
             await client.call(calls.TASK_WAIT, wait, deadline=QUERY_DEADLINE, patient=True)
             await client.call(calls.TASK_DELETE, request, deadline=START_DEADLINE, patient=True)
+
+
+async def remove_container(client: Client, container_id: str) -> None:
+    """Delete the task, which ends containerd's shim, and the record. Neither there is fine.
+
+    :raises DaemonError: something could not be removed; also after waiting for a daemon that is away.
+    """
+    await remove_task(client, container_id)
+    with expecting(Code.NOT_FOUND):
+        request = containers.DeleteContainerRequest(id=container_id)
+        await client.call(calls.CONTAINER_DELETE, request, patient=True)
 
 
 async def run_process(client: Client, container_id: str, process: bytes, deadline: float) -> int:

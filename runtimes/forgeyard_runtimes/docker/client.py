@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -134,9 +134,10 @@ def create_container(api: Any, request: dict[str, Any], name: str) -> dict[str, 
     return answer
 
 
-def load_image(api: Any, identity: str, archive: bytes) -> None:
+def load_image(api: Any, identity: str, archive: bytes | Iterator[bytes]) -> None:
     """Load an image that Docker lacks.
 
+    :param archive: as `docker save` writes it; an iterator is not touched where the image is there.
     :raises DockerException: with what the daemon said.
     """
     try:

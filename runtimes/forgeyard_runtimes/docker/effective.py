@@ -7,11 +7,13 @@ containerd's shim, and that works in the directory of the bundle.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from forgeyard_host.processes import parent_of
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
-from forgeyard_runtimes.mount_table import parse_mountinfo
+from forgeyard_runtimes.mount_table import Mounted, parse_mountinfo
 
 _LIMIT: Final = 4 << 20
 _FLAGS: Final = ("ro", "nosuid", "nodev", "noexec")
@@ -24,21 +26,20 @@ def read_effective(pid: int, docker_id: str) -> dict[str, Any]:
     :raises ExecutorError: LOST, when the process is gone or the spec can't be read.
     """
     try:
-        bundle = Path(f"/proc/{_parent(pid)}/cwd/config.json")
+        bundle = Path(f"/proc/{parent_of(pid)}/cwd/config.json")
         with bundle.open("rb") as file:
             spec = json.loads(file.read(_LIMIT))
-        mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape")
+        seen = parse_mountinfo(Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape"))
     except (OSError, ValueError) as error:
         raise _unreadable(str(error)) from error
     if not isinstance(spec, dict) or docker_id not in str(spec.get("linux", {}).get("cgroupsPath", "")):
         raise _unreadable("the runtime's directory holds the spec of another container")
-    linux = {**spec["linux"], "rootfsPropagation": root_propagation(mounts)}
-    return {**spec, "mounts": with_kernel_flags(spec["mounts"], mounts), "linux": linux}
+    linux = {**spec["linux"], "rootfsPropagation": root_propagation(seen)}
+    return {**spec, "mounts": with_kernel_flags(spec["mounts"], seen), "linux": linux}
 
 
-def with_kernel_flags(mounts: list[dict[str, Any]], mountinfo: str) -> list[dict[str, Any]]:
-    """`mounts` with ro, nosuid, nodev and noexec as they are in `mountinfo`, and those that only the kernel has."""
-    seen = parse_mountinfo(mountinfo)
+def with_kernel_flags(mounts: list[dict[str, Any]], seen: Mapping[str, Mounted]) -> list[dict[str, Any]]:
+    """`mounts` with ro, nosuid, nodev and noexec as PID 1 sees them, and those that only the kernel has."""
     flagged = []
     for mount in mounts:
         # A mount that the kernel has not is left with no flags: to a comparison it is weaker than any.
@@ -48,9 +49,9 @@ def with_kernel_flags(mounts: list[dict[str, Any]], mountinfo: str) -> list[dict
         flagged.append({**mount, "options": [*kept, *(flag for flag in _FLAGS if flag in flags)]})
     known = {mount["destination"] for mount in mounts}
     return flagged + [
-        {"destination": where, "type": kind, "source": "", "options": sorted(flags & set(_FLAGS))}
-        for where, (kind, flags, _) in seen.items()
-        if where not in known and not _expected_by_itself(where, flags, known)
+        {"destination": where, "type": mount.kind, "source": "", "options": sorted(mount.flags & set(_FLAGS))}
+        for where, mount in seen.items()
+        if where not in known and not _expected_by_itself(where, mount.flags, known)
     ]
 
 
@@ -70,20 +71,12 @@ def _is_null_cover(where: str) -> bool:
     return where.count("/") == 2
 
 
-def root_propagation(text: str) -> str:
+def root_propagation(seen: Mapping[str, Mounted]) -> str:
     """How mounts propagate to and from the root, as OCI names it."""
-    for line in text.splitlines():
-        fields = line.split(" ")
-        if fields[4] == "/":
-            tags = [field.partition(":")[0] for field in fields[6 : fields.index("-")]]
-            return "rshared" if "shared" in tags else "rslave" if "master" in tags else "rprivate"
-    return "rshared"
-
-
-def _parent(pid: int) -> int:
-    stat = Path(f"/proc/{pid}/stat").read_bytes()
-    # Field 4, counted behind the name, which may hold spaces and parentheses.
-    return int(stat[stat.rindex(b")") + 2 :].split()[1])
+    root = seen.get("/")
+    if root is None or "shared" in root.spreads:
+        return "rshared"
+    return "rslave" if "master" in root.spreads else "rprivate"
 
 
 def _unreadable(details: str) -> ExecutorError:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from docker import APIClient
-from docker.errors import DockerException, NotFound
+from docker.errors import NotFound
 
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, SandboxError, SandboxErrorKind
 from forgeyard_model.plan import EngineImage, RootfsPlan
 from forgeyard_runtimes.docker.capabilities import maps_ids
-from forgeyard_runtimes.docker.client import DockerClient, create_container
+from forgeyard_runtimes.docker.client import DockerClient, create_container, load_image
 from forgeyard_runtimes.docker.errors import NotThere
 from forgeyard_runtimes.engine_layers import HeldLayers, image_removed, known_images, layer_directories, other_image
 from forgeyard_runtimes.image_archive import docker_archive, store_tag, tag_prefix
@@ -109,17 +109,11 @@ class DockerImages:
 
 def _present(api: Any, image: LaidImage, tag: str) -> dict[str, Any]:
     """What Docker has of the image, which is loaded if it lacks it. Blocking."""
-    identity = image.config.digest
+    load_image(api, image.config.digest, docker_archive(image, tag))
     try:
-        found: dict[str, Any] = api.inspect_image(identity)
-    except NotFound:
-        said = [str(line["error"]) for line in api.load_image(docker_archive(image, tag)) if "error" in line]
-        if said:
-            raise DockerException("; ".join(said)) from None
-        try:
-            found = api.inspect_image(identity)
-        except NotFound as error:
-            raise image_removed("docker", identity) from error
+        found: dict[str, Any] = api.inspect_image(image.config.digest)
+    except NotFound as error:
+        raise image_removed("docker", image.config.digest) from error
     return found
 
 

@@ -6,11 +6,12 @@ left out where nothing is mounted below the source, or what is there has those f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from forgeyard_runtimes.mount_table import parse_mountinfo
 
 _RECURSIVE: Final = {"rro": "ro", "rnosuid": "nosuid", "rnodev": "nodev", "rnoexec": "noexec"}
 _ALWAYS_DEFAULT: Final = {"nosuid": "suid", "nodev": "dev", "noexec": "exec"}
@@ -22,7 +23,6 @@ _PLAIN: Final = frozenset(
 )
 _WITH_VALUE: Final = ("mode=", "size=", "gid=", "ptmxmode=")
 CGROUP: Final = "/sys/fs/cgroup"
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,9 @@ class HostMounts:
 
         :raises OSError: when there is no such process.
         """
-        text = Path(f"/proc/{pid}/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
-        flags: dict[str, frozenset[str]] = {}
-        spreading: dict[str, bool] = {}
-        for line in text.splitlines():
-            entry = line.partition(" - ")[0].split(" ")
-            point = _unescaped(entry[4])
-            flags[point] = frozenset(entry[5].split(","))
-            spreading[point] = any(tag.startswith(("shared:", "master:")) for tag in entry[6:])
-        return cls(flags, frozenset(point for point, spreads in spreading.items() if spreads))
+        seen = parse_mountinfo(Path(f"/proc/{pid}/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
+        spreading = frozenset(point for point, mount in seen.items() if mount.spreads & {"shared", "master"})
+        return cls({point: mount.flags for point, mount in seen.items()}, spreading)
 
     def lacking(self, top: str, flags: frozenset[str], *, but: frozenset[str] = frozenset()) -> list[str]:
         """Mount points below `top` without one of `flags`; those in `but`, and what is below them, don't count."""
@@ -63,11 +57,6 @@ class HostMounts:
 
 def _within(point: str, top: str) -> bool:
     return point == top or point.startswith(top + "/")
-
-
-def _unescaped(path: str) -> str:
-    """The kernel writes a blank, a tab, a newline and a backslash in octal."""
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
 
 
 def recursive_flags(mount: Mapping[str, Any]) -> frozenset[str]:
