@@ -33,6 +33,7 @@ from forgeyard_api.client.calls import Calls
 from forgeyard_api.serve.attempt_types import Wanted
 from forgeyard_api.serve.requests import request_from
 from forgeyard_api.wire.messages import executor as wire
+from forgeyard_api.wire.messages import result
 from forgeyard_executor import Job, Step
 
 TARGET_MS = 250.0
@@ -78,13 +79,10 @@ class Client:
         await self._timed("Start", wire.StartRequest(attempt_id=name))
         output, attempt = await asyncio.gather(self._output(name), self._ended(name))
         await self._timed("Cleanup", wire.CleanupRequest(attempt_id=name))
-        if (
-            attempt.result.outcome
-            == wire.ExecutionResult.DESCRIPTOR.fields_by_name["outcome"].enum_type.values[1].number
-        ):
-            fault = "" if output == said.encode() else f"{name}: said {output!r}"
-        else:
+        if attempt.result.outcome != result.EXECUTION_OUTCOME_SUCCEEDED:
             fault = f"{name}: {attempt.error.brief or attempt.result.message}"
+        else:
+            fault = "" if output == said.encode() else f"{name}: said {output!r}"
         if fault:
             self.seen.bad.append(fault)
         else:
@@ -98,7 +96,7 @@ class Client:
         until = wire.ATTEMPT_STATE_RUNNING
         while True:
             request = wire.WaitRequest(attempt_id=name, until=until)
-            attempt = (await self.calls.call("Wait", request, seconds=90)).attempt
+            attempt: wire.Attempt = (await self.calls.call("Wait", request, seconds=90)).attempt
             if attempt.state == wire.ATTEMPT_STATE_ENDED:
                 return attempt
             if attempt.state == wire.ATTEMPT_STATE_RUNNING and until == wire.ATTEMPT_STATE_RUNNING:
@@ -157,7 +155,7 @@ def served(directory: Path, options: argparse.Namespace) -> Iterator[Server]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(END)
-            _until_gone(run_dir)
+            _end_keepers(run_dir)
 
 
 def _notified(path: Path) -> socket.socket:
@@ -176,8 +174,11 @@ def _until_ready(process: subprocess.Popen[bytes], notified: socket.socket, log:
     raise SystemExit(f"the server did not start: {log.read_text()}")
 
 
-def _until_gone(run_dir: Path) -> None:
-    """The keeper ends by itself; its state directory is removed after that."""
+def _end_keepers(run_dir: Path) -> None:
+    """They would wait for the next server; what they keep is gone when they are."""
+    for about in run_dir.glob("keepers/*/keeper.json"):
+        with suppress(ProcessLookupError):
+            os.kill(json.loads(about.read_text())["pid"], signal.SIGTERM)
     deadline = time.monotonic() + END
     while any(run_dir.glob("keepers/*/keeper.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -220,16 +221,14 @@ def show(seen: Seen, memory: list[dict[str, float]], seconds: float, options: ar
     everything = [value for values in seen.calls.values() for value in values]
     for name, values in (*sorted(seen.calls.items()), ("all of these", everything)):
         cuts = statistics.quantiles(values, n=100)
-        print(
-            f"  {name:14} {len(values):5} calls   p50 {cuts[49]:7.1f} ms   p99 {cuts[98]:7.1f} ms   max {max(values):7.1f}"
-        )
+        shown = f"p50 {cuts[49]:7.1f} ms   p99 {cuts[98]:7.1f} ms   max {max(values):7.1f} ms"
+        print(f"  {name:14} {len(values):5} calls   {shown}")
     p99 = statistics.quantiles(everything, n=100)[98]
     print(f"  lost or wrong {len(seen.bad)} (to reach: 0)   p99 {p99:.1f} ms (to reach: < {TARGET_MS:.0f})")
     # From the second mark on everything that is needed once has been loaded.
     for name in memory[-1]:
-        print(
-            f"  {name} grew by {memory[-1][name] - memory[1][name]:+.1f} MiB since the {2 * options.jobs // PARTS}th job"
-        )
+        grown = memory[-1][name] - memory[1][name]
+        print(f"  {name} grew by {grown:+.1f} MiB since {2 * options.jobs // PARTS} jobs")
     for fault in seen.bad[:10]:
         print(f"  {fault}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -92,6 +93,7 @@ _ROWS: Final[tuple[tuple[str, Callable[[ProfileRules], str]], ...]] = (
 )
 
 
+@cache
 def pages() -> dict[str, str]:
     """Every generated page by its file name."""
     return {

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -140,15 +142,17 @@ def _filled(texts: Texts, values: Mapping[str, Texts]) -> Iterator[Text]:
             yield sum(choice, ())
 
 
+@cache
 def known_errors() -> tuple[Known, ...]:
     """Every error that the code of the areas makes, each kind's reasons in order of the alphabet."""
-    calls, imports = _read()
+    code = _Code()
     classes = {name: _class(name) for name in KINDS} | {name: _class(of) for name, of in _SUBCLASSES.items()}
     makers: dict[Name, _Maker] = {}
     found: set[Known] = set()
     for _ in range(_ROUNDS):
-        for call in calls:
-            name = imports.get((call.module, call.called), (call.module, call.called))
+        code.read({*classes, *(function for _, function in makers)})
+        for call in code.calls:
+            name = code.imports.get((call.module, call.called), (call.module, call.called))
             maker = classes.get(call.called) or makers.get(name)
             if maker is None:
                 continue
@@ -190,25 +194,37 @@ def _shown(text: Text) -> str:
     return "".join(_UNKNOWN if isinstance(part, Parameter) else part for part in text)
 
 
-def _read() -> tuple[list[_Call], dict[Name, Name]]:
-    """All calls of the areas' code, and what each module's imported names are."""
-    calls: list[_Call] = []
-    imports: dict[Name, Name] = {}
-    for module, tree in _modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                imports.update({(module, item.asname or item.name): (node.module, item.name) for item in node.names})
-        calls += [_Call(module, _constants(tree), function, node) for function, node in _calls(tree, None)]
-    return calls, imports
+class _Code:
+    """The areas' modules, of which those are parsed that call what is of interest.
+
+    calls: all of their calls. imports: what each of their imported names is.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self.imports: dict[Name, Name] = {}
+        self._unread = dict(_modules())
+
+    def read(self, functions: set[str]) -> None:
+        """Parse what calls one of these, and was not parsed before."""
+        called = re.compile(rf"\b(?:{'|'.join(functions)})\(")
+        for module in [module for module, text in self._unread.items() if called.search(text)]:
+            tree = ast.parse(self._unread.pop(module))
+            named = _constants(tree)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    names = {(module, item.asname or item.name): (node.module, item.name) for item in node.names}
+                    self.imports.update(names)
+            self.calls += [_Call(module, named, function, node) for function, node in _calls(tree)]
 
 
-def _modules() -> Iterable[tuple[str, ast.Module]]:
+def _modules() -> Iterator[tuple[str, str]]:
     for area in AREAS:
         spec = find_spec(f"forgeyard_{area}")
         for root in (spec.submodule_search_locations or ()) if spec is not None else ():
             for path in sorted(Path(root).rglob("*.py")):
                 parts = path.relative_to(Path(root).parent).with_suffix("").parts
-                yield ".".join(parts).removesuffix(".__init__"), ast.parse(path.read_text(encoding="utf-8"))
+                yield ".".join(parts).removesuffix(".__init__"), path.read_text(encoding="utf-8")
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
@@ -222,12 +238,15 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
     return named
 
 
-def _calls(node: ast.AST, function: Function | None) -> Iterator[tuple[Function | None, ast.Call]]:
-    """Every call below `node`, with the innermost function around it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Call):
-            yield function, child
-        yield from _calls(child, child if isinstance(child, Function) else function)
+def _calls(tree: ast.Module) -> Iterator[tuple[Function | None, ast.Call]]:
+    """Every call of a module, with the innermost function around it."""
+    waiting: list[tuple[Function | None, ast.AST]] = [(None, tree)]
+    while waiting:
+        function, node = waiting.pop()
+        if isinstance(node, ast.Call):
+            yield function, node
+        inner = node if isinstance(node, Function) else function
+        waiting += [(inner, child) for child in ast.iter_child_nodes(node)]
 
 
 _INTRO: Final = """\

@@ -72,7 +72,10 @@ def variants(words: str) -> Iterator[list[str]]:
         first = shlex.split(head)
         yield from ([*first[:-1], *shlex.split(other)] for other in (first[-1], *others))
     elif "[" in words:
-        yield shlex.split(re.sub(r"\[[^\]]*\]", "", words))
+        without = words
+        while "[" in without:  # the innermost first
+            without = re.sub(r"\[[^\[\]]*\]", "", without)
+        yield shlex.split(without)
         yield shlex.split(words.replace("[", "").replace("]", ""))
     else:
         yield shlex.split(words)

@@ -244,9 +244,11 @@ class AttemptTable:
             return self._shown(life), ()
 
     def events(self, caller: Caller, attempt_id: str = "") -> AsyncGenerator[AttemptEvent, None]:
-        """What becomes of the attempts that `caller` may see, from now on."""
+        """What becomes of the attempts that `caller` may see, and of the server, from now on."""
         return self.events_hub.subscribe(
-            lambda event: caller.may_see(event.owner_uid) and attempt_id in ("", event.attempt_id)
+            lambda event: (
+                attempt_id in ("", event.attempt_id) and (not event.attempt_id or caller.may_see(event.owner_uid))
+            )
         )
 
     # ---- the server itself

@@ -23,6 +23,7 @@ from forgeyard_api.observe.audit_writer import AuditWriter, auditing
 from forgeyard_api.observe.observed import observed
 from forgeyard_api.serve.admission import Admission
 from forgeyard_api.serve.attempts import AttemptTable
+from forgeyard_api.serve.capability_news import tell_of_changes
 from forgeyard_api.serve.checks import Checks
 from forgeyard_api.serve.images_service import ImagesService
 from forgeyard_api.serve.lifecycle import Lifecycle
@@ -120,7 +121,14 @@ async def serving(config: ExecutorConfig, config_file: Path | None = None) -> As
         await stack.enter_async_context(_listening(server))
         if settings.tls is not None:
             await stack.enter_async_context(_listening_with_tls(server, settings.tls))
+        for runtime in table.executors:
+            stack.push_async_callback(_ended, asyncio.ensure_future(tell_of_changes(table, runtime)))
         yield server
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))
 
 
 async def _cri(stack: AsyncExitStack, table: AttemptTable, config: ExecutorConfig) -> Peers | None:

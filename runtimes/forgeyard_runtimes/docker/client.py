@@ -134,18 +134,21 @@ def create_container(api: Any, request: dict[str, Any], name: str) -> dict[str, 
     return answer
 
 
-def load_image(api: Any, identity: str, archive: bytes | Iterator[bytes]) -> None:
+def load_image(api: Any, identity: str, archive: bytes | Iterator[bytes]) -> dict[str, Any] | None:
     """Load an image that Docker lacks.
 
     :param archive: as `docker save` writes it; an iterator is not touched where the image is there.
+    :returns: what Docker says of one that was there.
     :raises DockerException: with what the daemon said.
     """
     try:
-        api.inspect_image(identity)
+        found: dict[str, Any] = api.inspect_image(identity)
     except NotFound:
         said = [str(line["error"]) for line in api.load_image(archive) if "error" in line]
         if said:
             raise DockerException("; ".join(said)) from None
+        return None
+    return found
 
 
 def _tls(endpoint: Endpoint) -> Any:

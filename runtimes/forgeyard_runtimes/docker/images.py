@@ -109,12 +109,12 @@ class DockerImages:
 
 def _present(api: Any, image: LaidImage, tag: str) -> dict[str, Any]:
     """What Docker has of the image, which is loaded if it lacks it. Blocking."""
-    load_image(api, image.config.digest, docker_archive(image, tag))
+    identity = image.config.digest
+    found = load_image(api, identity, docker_archive(image, tag))
     try:
-        found: dict[str, Any] = api.inspect_image(image.config.digest)
+        return found or dict(api.inspect_image(identity))
     except NotFound as error:
-        raise image_removed("docker", image.config.digest) from error
-    return found
+        raise image_removed("docker", identity) from error
 
 
 def _volumes(image: LaidImage) -> tuple[str, ...]:
