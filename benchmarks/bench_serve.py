@@ -63,11 +63,15 @@ class Client:
 
     calls: Calls
     seen: Seen
+    fresh: bool = True
 
     async def _timed(self, name: str, request: Any) -> Any:
         clock = time.perf_counter()
         answer = await self.calls.call(name, request, seconds=60)
-        self.seen.calls[name].append((time.perf_counter() - clock) * 1000)
+        # The first one of a client also connects, all of them at the same moment.
+        named = f"{name}, connecting" if self.fresh else name
+        self.fresh = False
+        self.seen.calls[named].append((time.perf_counter() - clock) * 1000)
         return answer
 
     async def run(self, number: int) -> None:
@@ -222,9 +226,12 @@ def show(seen: Seen, memory: list[dict[str, float]], seconds: float, options: ar
     for name, values in (*sorted(seen.calls.items()), ("all of these", everything)):
         cuts = statistics.quantiles(values, n=100)
         shown = f"p50 {cuts[49]:7.1f} ms   p99 {cuts[98]:7.1f} ms   max {max(values):7.1f} ms"
-        print(f"  {name:14} {len(values):5} calls   {shown}")
+        print(f"  {name:20} {len(values):5} calls   {shown}")
+    settled = [value for name, values in seen.calls.items() if "," not in name for value in values]
+    after = statistics.quantiles(settled, n=100)[98]
     p99 = statistics.quantiles(everything, n=100)[98]
-    print(f"  lost or wrong {len(seen.bad)} (to reach: 0)   p99 {p99:.1f} ms (to reach: < {TARGET_MS:.0f})")
+    print(f"  lost or wrong {len(seen.bad)} (to reach: 0)")
+    print(f"  p99 {p99:.1f} ms (to reach: < {TARGET_MS:.0f}), once connected {after:.1f} ms")
     # From the second mark on everything that is needed once has been loaded.
     for name in memory[-1]:
         grown = memory[-1][name] - memory[1][name]

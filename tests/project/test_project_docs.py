@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,9 +82,15 @@ def variants(words: str) -> Iterator[list[str]]:
         yield shlex.split(words)
 
 
+@cache
+def tree() -> Any:
+    """The command tree, made once."""
+    return command()
+
+
 def leaf(words: list[str]) -> tuple[Any, list[str]]:
     """The command that `words` call, and the rest of them."""
-    found, rest = command(), list(words)
+    found, rest = tree(), list(words)
     while rest and rest[0] in getattr(found, "commands", {}):
         found = found.commands[rest.pop(0)]
     return found, rest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -106,6 +105,8 @@ def drain(
             raise InvalidRequest("--wait", "", "goes not with --undrain: keep one")
 
     async def ask_for_it(calls: Calls) -> Any:
+        import asyncio
+
         found = await _drained(calls, on=not undrain)
         while until_empty and (found.running or found.queued):
             await asyncio.sleep(_LOOK)

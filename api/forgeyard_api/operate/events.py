@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -16,6 +15,8 @@ from forgeyard_api.main import one_line
 from forgeyard_api.operate.server import Json, Socket, ask
 
 if TYPE_CHECKING:
+    import asyncio
+
     from forgeyard_api.client.calls import Calls
     from forgeyard_api.wire.messages import executor as wire
 
@@ -83,6 +84,8 @@ def _of(attempt: wire.Attempt) -> list[Event]:
 
 async def _followed(calls: Calls, name: str) -> AsyncGenerator[Event, None]:
     """First what was, then what comes: listened to from before the look back, so that nothing falls between."""
+    import asyncio
+
     coming: asyncio.Queue[Event | BaseException] = asyncio.Queue()
     listening = asyncio.ensure_future(_listen(calls, name, coming))
     try:

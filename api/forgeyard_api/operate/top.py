@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -76,6 +75,8 @@ def top(
         await keep_drawing(watched.shown, seconds)
 
     async def two_looks(calls: Calls) -> None:
+        import asyncio
+
         watched = Watched(calls)
         await watched.look()
         await asyncio.sleep(seconds)
@@ -102,6 +103,8 @@ class Watched:
 
     async def look(self) -> tuple[Usage, ...]:
         """What they use now."""
+        import asyncio
+
         from forgeyard_api.wire.messages import executor as wire
 
         request = wire.ListSandboxesRequest(states=[wire.ATTEMPT_STATE_RUNNING])
