@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -93,18 +92,16 @@ _ROWS: Final[tuple[tuple[str, Callable[[ProfileRules], str]], ...]] = (
 )
 
 
-@cache
-def pages() -> dict[str, str]:
-    """Every generated page by its file name."""
-    return {
-        "profiles.md": profiles_page(),
-        "job.schema.json": schema_text(),
-        "error-reasons.md": reasons_page(),
-        "api-reference.md": api_page(),
-        "python-reference.md": python_page(),
-    }
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "profiles.md": profiles_page,
+    "job.schema.json": schema_text,
+    "error-reasons.md": reasons_page,
+    "api-reference.md": api_page,
+    "python-reference.md": python_page,
+}
+"""What makes each generated page, by its file name."""
 
 
 if __name__ == "__main__":
-    for file_name, text in pages().items():
-        Path(sys.argv[1], file_name).write_text(text, encoding="utf-8")
+    for file_name, make in PAGES.items():
+        Path(sys.argv[1], file_name).write_text(make(), encoding="utf-8")

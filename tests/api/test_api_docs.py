@@ -8,7 +8,7 @@ import pytest
 
 import forgeyard_api
 from forgeyard_api.jobfile_reader import load_job_file
-from forgeyard_api.reference_docs import pages
+from forgeyard_api.reference_docs import PAGES
 from forgeyard_model.jobfile import job_schema
 from forgeyard_model.profile import ExecutionProfile
 
@@ -16,15 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", sorted(pages()))
+@pytest.mark.parametrize("name", sorted(PAGES))
 def test_generated_pages_are_fresh(name: str) -> None:
     """After a change run `python -m forgeyard_api.reference_docs docs`."""
-    assert (ROOT / "docs" / name).read_text() == pages()[name]
+    assert (ROOT / "docs" / name).read_text() == PAGES[name]()
 
 
 def test_the_profile_table_has_every_profile() -> None:
     """One column each."""
-    assert all(f"`{profile.value}`" in pages()["profiles.md"] for profile in ExecutionProfile)
+    assert all(f"`{profile.value}`" in PAGES["profiles.md"]() for profile in ExecutionProfile)
 
 
 def test_every_field_is_in_the_reference() -> None:
