@@ -183,7 +183,7 @@ def state_dir() -> Iterator[Path]:
 
 def mounts_below(path: Path) -> list[str]:
     """Mount points at or below `path`, outermost first."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     points = (line.split()[4].replace("\\040", " ") for line in lines)
     return [point for point in points if point == str(path) or point.startswith(f"{path}/")]
 
@@ -237,7 +237,7 @@ class Leaks:
             return ""
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            mounts = Path(f"/proc/{pid}/mountinfo").read_text()
+            mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape")
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             return ""

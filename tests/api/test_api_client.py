@@ -211,6 +211,25 @@ def test_a_server_that_is_not_there() -> None:
     within(body())
 
 
+def test_a_connection_that_is_closed_under_a_call(tmp_path: Path) -> None:
+    """Whoever waits is told so: nobody cancelled the waiter."""
+
+    async def body() -> None:
+        fake = FakeExecutor(lambda _: FakeRun(holds=True))
+        async with socket_over(tmp_path, fake) as (target, _):
+            async with RemoteExecutor.connect(target, reconnect=0.0) as remote:
+                running = await remote.start(await remote.prepare_job(JOB))
+                waiting = asyncio.ensure_future(running.wait())
+                reading = asyncio.ensure_future(anext(running.output()))
+                await asyncio.sleep(0.1)  # both are at the server by then; an earlier close is an error as well
+            for task in (waiting, reading):
+                with pytest.raises(ExecutorError) as caught:
+                    await task
+                assert caught.value.reason == "server_unavailable"
+
+    within(body())
+
+
 def test_a_server_that_comes_back(tmp_path: Path) -> None:
     """A client that waits for it goes on where it was: each call is safe to repeat."""
 

@@ -38,7 +38,7 @@ def state_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="fy-", dir="/var/tmp"))
     path.chmod(0o711)
     yield path
-    assert f" {path}/" not in Path("/proc/self/mountinfo").read_text()
+    assert f" {path}/" not in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     shutil.rmtree(path)
 
 

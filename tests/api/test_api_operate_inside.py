@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,10 +41,18 @@ def while_it_runs(state: Path, body: Callable[[LiveContainer], Awaitable[None]])
     asyncio.run(main())
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose path is short enough to be Podman's run root."""
+    path = Path(tempfile.mkdtemp(prefix="fy-p-", dir="/var/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
 @pytest.mark.kernel
 @pytest.mark.timeout(SECONDS + 20)
 def test_podman_runs_what_is_exported(
-    state_dir: Path, tmp_path: Path, require_tool: Callable[[str], str], leaks: object
+    state_dir: Path, tmp_path: Path, short: Path, require_tool: Callable[[str], str], leaks: object
 ) -> None:
     """A second container on the job's files, with its user, its ids, its filter and none of its processes."""
     podman = require_tool("podman")
@@ -53,7 +63,7 @@ def test_podman_runs_what_is_exported(
         assert (directory / "config.json").read_bytes() == container.bundle.config
         assert (directory / "rootfs" / "usr").is_dir()
         _, *rest = podman_command(config, str(directory), ("/bin/sh", "-c", LOOK))
-        kept = ("--root", str(tmp_path / "root"), "--runroot", str(tmp_path / "run"), "--runtime", "runc")
+        kept = ("--root", str(short / "root"), "--runroot", str(short / "run"), "--runtime", "runc")
         command = (podman, *kept, "--cgroup-manager", "cgroupfs", *(word for word in rest if word != "--tty"))
         process = await asyncio.create_subprocess_exec(*command, stdin=-3, stdout=-1, stderr=-1)
         out, err = await process.communicate()

@@ -35,7 +35,7 @@ def state_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="fy-", dir="/var/tmp"))
     path.chmod(0o711)
     yield path
-    mounts = Path("/proc/self/mountinfo").read_text()
+    mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     assert f" {path}/" not in mounts
     shutil.rmtree(path)
 

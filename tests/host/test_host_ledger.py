@@ -188,7 +188,7 @@ def test_undo_after_kill_nine(host: Host, state_dir: Path) -> None:
     assert not group.exists()
     assert os.listdir(state_dir / "sandboxes") == []
     assert not spool.exists()
-    assert str(state_dir) not in Path("/proc/self/mountinfo").read_text()
+    assert str(state_dir) not in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     assert scan(str(state_dir)) == []
     lease = UidRanges(lock_dir=f"{state_dir}/uids").acquire("next", "me")
     assert lease.slot == 0

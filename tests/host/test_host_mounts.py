@@ -69,7 +69,7 @@ def make(path: Path, *, uid: int = 0, gid: int = 0, mode: int = 0o755) -> Path:
 
 def flags_of(mountpoint: str) -> set[str]:
     """The options of the mount at `mountpoint`."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         fields = line.split()
         if fields[4] == mountpoint:
             return set(fields[5].split(","))
@@ -336,7 +336,11 @@ def test_scratch_has_owner_and_mode_in_spite_of_the_umask(set_up: Set) -> None:
 def test_mounts_do_not_spread(set_up: Set, state_dir: Path) -> None:
     """The tmpfs that holds the mountpoints is private, so nothing is passed on to other mount namespaces."""
     placed = set_up(binds=(BindRequest("s", str(make(state_dir / "src")), IdMapKind.SHIFT),))
-    lines = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "/mnt" in line.split()[4]]
+    lines = [
+        line
+        for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+        if "/mnt" in line.split()[4]
+    ]
     ours = [line for line in lines if line.split()[4].startswith(os.path.dirname(placed.sources["s"]))]
 
     assert len(ours) == 2
@@ -411,7 +415,7 @@ def test_teardown_twice_and_of_nothing(set_up: Set, host: Host, state_dir: Path)
 
     assert os.listdir(state_dir / "sandboxes") == []
     assert (source / "f").read_text() == "text"
-    assert directory not in Path("/proc/self/mountinfo").read_text()
+    assert directory not in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
 
 
 def test_teardown_after_the_holder_was_killed(set_up: Set, host: Host, state_dir: Path) -> None:

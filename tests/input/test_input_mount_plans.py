@@ -78,7 +78,7 @@ def set_up_and_down(host: Host, state: Path, **parts: object) -> str:
         host.teardown(directory)
         ledger.close_and_remove()
         assert not os.path.exists(directory)
-        assert f"{state}/state/sandboxes" not in Path("/proc/self/mountinfo").read_text()
+        assert f"{state}/state/sandboxes" not in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     return ""
 
 

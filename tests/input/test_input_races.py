@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,13 +91,14 @@ def test_a_tree_swapped_while_prepare_runs(shared_state: Path, base: Path, kind:
             request = request_from_job(job, context=AttemptContext("race"), workspace=workspace)
             # Paths are resolved here, once; the race is with everything that follows.
             request = canonical_request(request, shared_state)
-            executor._plan(request, IsolationLevel.NAMESPACE, None)  # puts the rootfs together, which takes its time
+            plan = partial(executor._planner.plan, request, IsolationLevel.NAMESPACE, None)
+            plan()  # puts the rootfs together, which takes its time
             with swapping(base / "spot", base / "lure") as swaps:
                 end = time.monotonic() + SECONDS
                 while time.monotonic() < end:
                     attempt = Attempt(executor._services, request, NetworkAttachment(request.network.mode))
                     try:
-                        await attempt.prepare(lambda: executor._plan(request, IsolationLevel.NAMESPACE, None))
+                        await attempt.prepare(plan)
                     except ForgeyardError as error:
                         refused.add(getattr(error, "reason", ""))
                     else:

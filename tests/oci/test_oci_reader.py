@@ -120,7 +120,7 @@ def test_what_the_process_is_left(reader: ImageReader) -> None:
     for kind in ("mnt", "net", "ipc", "uts"):
         assert facts.namespaces[kind] != own.namespaces[kind], kind
     assert os.listdir(f"/proc/{reader.pid}/root/") == []
-    assert len(Path(f"/proc/{reader.pid}/mountinfo").read_text().splitlines()) == 1
+    assert len(Path(f"/proc/{reader.pid}/mountinfo").read_text(errors="surrogateescape").splitlines()) == 1
     limits = Path(f"/proc/{reader.pid}/limits").read_text()
     assert f"Max address space         {1 << 30} " in limits
     assert "Max core file size        0 " in limits

@@ -130,7 +130,7 @@ def _text(path: str) -> str:
 
 def _stable_mounts() -> Iterator[str]:
     """Mount point and options of what is not a sandbox's or a test's: those come and go."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         words = line.split()
         if not words[4].startswith(("/var/tmp/", "/tmp/", "/run/", "/var/lib/")):
             yield f"{words[3]} {words[4]} {words[5]}"

@@ -50,7 +50,7 @@ def _contained_by(proc: Path, name: bytes) -> bool:
 
 def mounts_below(path: Path) -> list[str]:
     """Mount points below `path`, outermost first."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     points = (line.split()[4].replace("\\040", " ") for line in lines)
     return [point for point in points if point.startswith(f"{path}/")]
 

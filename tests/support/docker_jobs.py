@@ -224,7 +224,7 @@ async def docker_job(
 
 def mounts_of(pid: int) -> dict[str, list[str]]:
     """Flags by mount point."""
-    lines = (line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
+    lines = (line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines())
     return {fields[4]: fields[5].split(",") for fields in lines}
 
 

@@ -12,7 +12,7 @@ import grpc
 
 from forgeyard_api.wire.errors import from_rpc
 from forgeyard_api.wire.messages import Method, methods
-from forgeyard_model.errors import ExecutorError
+from forgeyard_model.errors import ExecutorError, ExecutorErrorKind
 
 MAX_MESSAGE: Final = 64 << 20
 CALL_SECONDS: Final = 30.0
@@ -66,6 +66,8 @@ class Calls:
             return await self._stub(service, name)(request, timeout=seconds)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self.target) from error
+        except asyncio.CancelledError as error:
+            raise self._closed_under_us() or error from error
 
     async def stream(self, name: str, request: Any, *, service: str = "Executor") -> AsyncGenerator[Any, None]:
         """The answers of a call that goes on. Leaving the loop cancels it.
@@ -78,8 +80,22 @@ class Calls:
                 yield answer
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self.target) from error
+        except asyncio.CancelledError as error:
+            raise self._closed_under_us() or error from error
         finally:
             call.cancel()
+
+    def _closed_under_us(self) -> ExecutorError | None:
+        """gRPC cancels the calls of a channel that somebody closes: whoever waits for one gets an error.
+
+        None: it is this very task that is cancelled.
+        """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return None
+        return ExecutorError(
+            ExecutorErrorKind.LOST, "server_unavailable", f"the connection to {self.target} was closed during a call"
+        )
 
     async def close(self) -> None:
         """Break the connection."""

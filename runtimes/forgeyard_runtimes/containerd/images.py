@@ -22,7 +22,7 @@ from forgeyard_model.plan import EngineImage, RootfsPlan
 from forgeyard_oci.layers import chain_id
 from forgeyard_runtimes.containerd import calls
 from forgeyard_runtimes.containerd.client import QUERY_DEADLINE, Client
-from forgeyard_runtimes.containerd.errors import Code, expecting, unsupported
+from forgeyard_runtimes.containerd.errors import Code, DaemonError, expecting, unsupported
 from forgeyard_runtimes.containerd.messages import containers, content, diff, images, leases, snapshots, types
 from forgeyard_runtimes.containerd.settings import ContainerdSettings, owned_by
 from forgeyard_runtimes.containerd.sweep import remove_lease, remove_snapshot
@@ -167,9 +167,33 @@ class ContainerdImages:
 
     async def _write(self, hold: str, image: LaidImage, blob: Blob, labels: dict[str, str]) -> None:
         """A blob that is there is taken into the lease and not sent again."""
-        frames = _frames(f"{hold}-{blob.digest}", image, blob, labels)
-        with expecting(Code.ALREADY_EXISTS):
-            await self._client.exchange(calls.CONTENT_WRITE, frames, deadline=_TRANSFER, lease=_lease(hold))
+        if await self._is_there(hold, blob):
+            return
+        frames = _frames(_ingest(hold, blob), image, blob, labels)
+        try:
+            with expecting(Code.ALREADY_EXISTS):
+                await self._client.exchange(calls.CONTENT_WRITE, frames, deadline=_TRANSFER, lease=_lease(hold))
+        except DaemonError:
+            # Another job may have brought it meanwhile. A daemon that ends the call for that while we still send is
+            # an error of gRPC's own, in which what the daemon said is lost.
+            if not await self._is_there(hold, blob):
+                raise
+
+    async def _is_there(self, hold: str, blob: Blob) -> bool:
+        """Whether the daemon has a blob, which is then in the lease."""
+
+        async def question() -> AsyncIterator[content.WriteContentRequest]:
+            yield content.WriteContentRequest(
+                action=content.STAT, ref=_ingest(hold, blob), total=blob.size, expected=blob.digest
+            )
+
+        try:
+            await self._client.exchange(calls.CONTENT_WRITE, question(), deadline=_TRANSFER, lease=_lease(hold))
+        except DaemonError as error:
+            if error.code is not Code.ALREADY_EXISTS:
+                raise
+            return True
+        return False
 
     async def _unpack(self, hold: str, image: _Image, number: int) -> None:
         """One layer on top of those below it; one that is there is not unpacked again.
@@ -230,6 +254,11 @@ def lowers_of(mounts: Sequence[types.Mount], snapshotter: str) -> tuple[str, ...
     raise unsupported(
         "containerd_snapshotter", f"snapshots of {snapshotter} are no directories", "use overlayfs, or our own store"
     )
+
+
+def _ingest(hold: str, blob: Blob) -> str:
+    """What a blob is called while it is sent."""
+    return f"{hold}-{blob.digest}"
 
 
 def _lease(hold: str) -> str:
