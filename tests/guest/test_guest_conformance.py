@@ -71,8 +71,7 @@ GROUPS = [(module, adapter) for module in MODULES for adapter in ADAPTERS] if AL
 
 pytestmark = [
     pytest.mark.kernel,
-    # In the pass of one process, so that there is one guest with a core to itself.
-    pytest.mark.exclusive,
+    pytest.mark.guest,
     pytest.mark.timeout(DEADLINE + 30),
 ]
 
