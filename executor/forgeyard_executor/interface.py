@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from forgeyard_executor.images import AS_USUAL, ImageOptions
 from forgeyard_model.capabilities import ExecutorCapabilities
@@ -83,6 +83,19 @@ class PreparedAttempt(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of it."""
+
+
+class JobOptions(TypedDict, total=False):
+    """What `run` and `prepare_job` take beside the job, by name."""
+
+    source: str | Path | None
+    output: str | Path | None
+    attempt_id: str | None
+    labels: Mapping[str, str]
+    deadline: datetime | None
+    tenant: str
+    trusted: bool
+    images: ImageOptions
 
 
 class JobExecutor(Protocol):

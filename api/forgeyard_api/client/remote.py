@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 import grpc
 
@@ -21,6 +21,7 @@ from forgeyard_api.wire.convert import from_message
 from forgeyard_api.wire.errors import error_of
 from forgeyard_api.wire.messages import executor as wire
 from forgeyard_executor.images import AS_USUAL, ImageOptions
+from forgeyard_executor.interface import JobOptions
 from forgeyard_executor.recovery import SandboxInfo, ServiceInfo
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, InvalidRequest
@@ -181,28 +182,10 @@ class RemoteExecutor:
     async def run(
         self,
         job: Job,
-        *,
-        source: str | Path | None = None,
-        output: str | Path | None = None,
-        attempt_id: str | None = None,
-        labels: Mapping[str, str] = EMPTY,
-        deadline: datetime | None = None,
-        tenant: str = "",
-        trusted: bool = True,
-        images: ImageOptions = AS_USUAL,
+        **options: Unpack[JobOptions],
     ) -> AsyncIterator[RemoteAttempt]:
         """Prepare and start `job`; leaving the block cancels what still runs, then cleans."""
-        prepared = await self.prepare_job(
-            job,
-            source=source,
-            output=output,
-            attempt_id=attempt_id,
-            labels=labels,
-            deadline=deadline,
-            tenant=tenant,
-            trusted=trusted,
-            images=images,
-        )
+        prepared = await self.prepare_job(job, **options)
         running = await self.start(prepared)
         try:
             yield running

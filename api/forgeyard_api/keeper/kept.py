@@ -8,11 +8,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 from forgeyard_api.keeper.link import LOST, KeeperLink, KeptPrepared
 from forgeyard_api.serve.life import Attached
 from forgeyard_executor.images import AS_USUAL, ImageOptions
+from forgeyard_executor.interface import JobOptions
 from forgeyard_executor.recovery import SandboxInfo
 from forgeyard_model.capabilities import ExecutorCapabilities
 from forgeyard_model.errors import ExecutorError, ExecutorErrorKind, ForgeyardError
@@ -139,28 +140,10 @@ class KeptExecutor:
     async def run(
         self,
         job: Job,
-        *,
-        source: str | Path | None = None,
-        output: str | Path | None = None,
-        attempt_id: str | None = None,
-        labels: Mapping[str, str] = EMPTY,
-        deadline: datetime | None = None,
-        tenant: str = "",
-        trusted: bool = True,
-        images: ImageOptions = AS_USUAL,
+        **options: Unpack[JobOptions],
     ) -> AsyncIterator[RemoteAttempt]:
         """As any executor's."""
-        prepared = await self.prepare_job(
-            job,
-            source=source,
-            output=output,
-            attempt_id=attempt_id,
-            labels=labels,
-            deadline=deadline,
-            tenant=tenant,
-            trusted=trusted,
-            images=images,
-        )
+        prepared = await self.prepare_job(job, **options)
         running = await self.start(prepared)
         try:
             yield running

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from forgeyard_executor.capabilities import refuse_missing
 from forgeyard_executor.images import AS_USUAL, ImageOptions
+from forgeyard_executor.interface import JobOptions
 from forgeyard_executor.recovery import SandboxInfo, ServiceInfo
 from forgeyard_executor.refusals import prepare_timeout
 from forgeyard_executor.testing.fake_attempt import FakeAttempt
@@ -173,28 +174,10 @@ class FakeExecutor:
     async def run(
         self,
         job: Job,
-        *,
-        source: str | Path | None = None,
-        output: str | Path | None = None,
-        attempt_id: str | None = None,
-        labels: Mapping[str, str] = EMPTY,
-        deadline: datetime | None = None,
-        tenant: str = "",
-        trusted: bool = True,
-        images: ImageOptions = AS_USUAL,
+        **options: Unpack[JobOptions],
     ) -> AsyncIterator[FakeAttempt]:
         """Prepare and start `job`; leaving the block cancels what still runs."""
-        prepared = await self.prepare_job(
-            job,
-            source=source,
-            output=output,
-            attempt_id=attempt_id,
-            labels=labels,
-            deadline=deadline,
-            tenant=tenant,
-            trusted=trusted,
-            images=images,
-        )
+        prepared = await self.prepare_job(job, **options)
         attempt = await self.start(prepared)
         try:
             yield attempt
